@@ -1,14 +1,9 @@
-"""The tables of the documentation, from the code: `python docs/tables.py NAME`, where NAME is nn,
-ops, dist, train, passes, options, modes, invariants or step.
-
-`python test/pages.py` puts them into the pages.
-"""
+"""Tables of the documentation, and the examples of ops: for reference.py."""
 
 import json
 import re
 import sys
 from collections.abc import Iterator
-from importlib import import_module
 from pathlib import Path
 
 from xdsl.dialects.builtin import (
@@ -19,32 +14,28 @@ from xdsl.dialects.builtin import (
     SymbolRefAttr,
     UnitAttr,
 )
-from xdsl.ir import Attribute, Dialect
+from xdsl.ir import Attribute
 from xdsl.irdl import IRDLOperation
 
 from shardir import pipelines
 from shardir.backend.torch.emit.program import program_text
 from shardir.diagnostics import Failure
-from shardir.diagnostics.codes import SECTIONS
-from shardir.dialects import dist, nn, train
 from shardir.dialects.nn.base import TensorOp, decomposes
 from shardir.dialects.text import OptionSpec, TextAttr
 from shardir.dialects.train import Role, arguments
 from shardir.dialects.train.optimizer import RULES, Optimizer
 from shardir.dialects.train.optimizers import OPTIMIZERS
-from shardir.passes import PASSES
-from shardir.rewriting.options import default_text, field_docs, option_name, option_types
 
-sys.path.append(str(Path(__file__).parents[1] / "test"))
+ROOT = Path(__file__).parents[1]
+sys.path.append(str(ROOT / "test"))
 
 from op_cases import CASES
 from support.harness import FLOATS, Arg, add_step, compiled, elements_of, function, program
 
-RECORDS = Path(__file__).parents[1] / "test" / "bench" / "records"
+RECORDS = ROOT / "test" / "bench" / "records"
 """The figures of benchmarks, as `shard-bench NAME --json FILE` writes them."""
 
 ELEMENTS = ("f64", "f32", "bf16", "f16", "i64", "i32", "i1")
-NAMES = "nn, ops, dist, train, optimizers, passes, options, modes, invariants, step"
 TAIL = re.compile(r"\s*(\(`strategy` \$strategy\^\)\? )?attr-dict.*$")
 
 
@@ -89,25 +80,7 @@ def _variable(op: type[IRDLOperation], name: str) -> str:
     return next((shown for kind, shown in KINDS.items() if kind in bases), name)
 
 
-def summary(op: type) -> str:
-    """Return the first paragraph of a docstring, on one line."""
-    return " ".join((op.__doc__ or "").split("\n\n")[0].split()).rstrip(".")
-
-
-def rows(dialect: Dialect, *, with_factors: bool) -> Iterator[str]:
-    yield "| op | meaning |" + (" factors on an example |" if with_factors else "")
-    yield "| --- | --- |" + (" --- |" if with_factors else "")
-    for op in dialect.operations:
-        assert issubclass(op, IRDLOperation)
-        row = f"| `{syntax(op)}` | {summary(op).replace('|', chr(92) + '|')} |"
-        if with_factors:
-            shown = str(Example(op).op.factors()) if issubclass(op, TensorOp) else ""
-            shown = re.sub(r" \{[^}]*\}", "", shown).strip()
-            row += f" `{shown}` |" if shown else " |"
-        yield row
-
-
-# ---- the ops, property by property ----
+# ---- examples of ops ----
 
 
 class Example:
@@ -154,22 +127,20 @@ class Example:
             parts.append(f"{', '.join(unsharded)} {how}")
         return "; ".join(parts) or "nothing to split"
 
+    def factors(self) -> str:
+        """Return the notation of the factors, without their sizes."""
+        return re.sub(r" \{[^}]*\}", "", str(self.op.factors())).strip()
+
+    def line(self) -> str:
+        """Return the text of the op."""
+        return next(x.strip() for x in str(self.module).splitlines() if self.op.name in x)
+
     def torch(self) -> str:
         """Return the Python that is emitted for the op on one device."""
         text = program_text(self.module).partition("def f(")[2].partition("\n\n\n")[0]
         body = [x.strip() for x in text.splitlines()[1:]]
         body = [x for x in body if x and not x.startswith("#")]
         return "; ".join(x for x in body if not x.startswith("return")) or body[-1]
-
-
-def properties() -> Iterator[str]:
-    yield "| op | gradient | split | element types | in torch, on an example |"
-    yield "| --- | --- | --- | --- | --- |"
-    for op in nn.Nn.operations:
-        assert issubclass(op, TensorOp)
-        e = Example(op)
-        cells = [e.gradient(), e.splits(), e.elements(), f"`{e.torch()}`"]
-        yield f"| `{op.name}` | {' | '.join(c.replace('|', chr(92) + '|') for c in cells)} |"
 
 
 # ---- optimizers ----
@@ -191,11 +162,11 @@ def _states(name: str, optimizer: Optimizer) -> str:
     """Return the names of the states of a matrix; and of a vector, where those are different."""
     if name == RULES:
         return "those of the [rules](#rules)"
-    matrix, vector = (_states_of(name, optimizer, shape) for shape in ((4, 4), (4,)))
+    matrix, vector = (states_of(name, optimizer, shape) for shape in ((4, 4), (4,)))
     return matrix if matrix == vector else f"{matrix}; of a vector {vector}"
 
 
-def _states_of(name: str, optimizer: Optimizer, shape: tuple[int, ...]) -> str:
+def states_of(name: str, optimizer: Optimizer, shape: tuple[int, ...]) -> str:
     given = [f"{n} = 0.5" for n, o in optimizer.hyperparameters.items() if o.default is None]
     dims = range(len(shape))
     module = program([Arg("f32", shape, "w")], lambda b, w: b.reduce(w, "sum", dims))
@@ -205,27 +176,6 @@ def _states_of(name: str, optimizer: Optimizer, shape: tuple[int, ...]) -> str:
     return ", ".join(f"`{k.removeprefix('w.')}`" for k in keys if k.startswith("w."))
 
 
-def passes() -> Iterator[str]:
-    yield "| pass | from -> to | file |"
-    yield "| --- | --- | --- |"
-    for name in pipelines.in_order():
-        module = PASSES[name]().__module__
-        first = (import_module(module).__doc__ or "").split("\n\n")[0]
-        sentence = " ".join(first.split()).partition(": ")[2].rstrip(".")
-        yield f"| `{name}` | {sentence} | passes/{module.rpartition('.')[2]}.py |"
-
-
-def options() -> Iterator[str]:
-    """Yield a line for each option of a pass, whose meaning is the text after its field."""
-    yield "| pass | option | default | meaning |"
-    yield "| --- | --- | --- | --- |"
-    for name in pipelines.in_order():
-        cls = PASSES[name]()
-        for option in option_types(cls):
-            shown, meaning = default_text(cls, option), _escaped(field_docs(cls)[option])
-            yield f"| `{name}` | `{option_name(option)}` | {shown} | {meaning} |"
-
-
 def modes() -> Iterator[str]:
     yield "| mode | pipeline | what decides |"
     yield "| --- | --- | --- |"
@@ -233,18 +183,12 @@ def modes() -> Iterator[str]:
         yield f"| `{name}` | `{mode.pipeline}` | {mode.does} |"
 
 
-def invariants() -> Iterator[str]:
-    """Yield a section for each kind of code, with its table."""
-    for section, codes in SECTIONS.items():
-        yield f"## {section}\n"
-        yield "| code | invariant | fix |"
-        yield "| --- | --- | --- |"
-        for code, entry in codes.items():
-            yield f"| [{code}] | {_escaped(entry.invariant)} | {_escaped(entry.fix)} |"
-        yield ""
+def cell(text: str) -> str:
+    """Return a text as a cell of a table."""
+    return text.replace("|", r"\|")
 
 
-def _escaped(text: str) -> str:
+def escaped(text: str) -> str:
     """Return Markdown of a text: `<` outside of code is no tag."""
     pieces = text.replace("|", r"\|").split("`")
     pieces[::2] = [p.replace("<", r"\<") for p in pieces[::2]]
@@ -265,34 +209,3 @@ def measured_steps() -> Iterator[str]:
         figures = f"{r['median_ms']:.0f} | {r['ratio_to_hand']:.2f} | {r['collectives']}"
         yield f"{first} {r['variant']} | {figures} | {r['bytes']:,} |"
         before = of
-
-
-def table(name: str) -> str:
-    """Return one table."""
-    match name:
-        case "nn":
-            return "\n".join(rows(nn.Nn, with_factors=True))
-        case "ops":
-            return "\n".join(properties())
-        case "dist":
-            return "\n".join(rows(dist.Dist, with_factors=False))
-        case "train":
-            return "\n".join(rows(train.Train, with_factors=False))
-        case "optimizers":
-            return "\n".join(optimizers())
-        case "options":
-            return "\n".join(options())
-        case "passes":
-            return "\n".join(passes())
-        case "modes":
-            return "\n".join(modes())
-        case "invariants":
-            return "\n".join(invariants()).rstrip()
-        case "step":
-            return "\n".join(measured_steps())
-        case _:
-            raise SystemExit(f"expected the name of a table, got {name!r}; use one of {NAMES}")
-
-
-if __name__ == "__main__":
-    print(table(sys.argv[1] if len(sys.argv) > 1 else ""))

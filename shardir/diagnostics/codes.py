@@ -1,7 +1,7 @@
 """The table of error codes: one record for each invariant of the language.
 
 A message is `[code] expected X, got Y; fix`. The code, the invariant and the usual fix stand here
-alone: `coded` makes messages of them, and docs/tables.py the page of invariants.
+alone: `coded` makes messages of them, and docs/reference.py the page of errors.
 """
 
 from dataclasses import dataclass

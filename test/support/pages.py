@@ -1,10 +1,8 @@
 """The pages of the documentation, and what their commands print."""
 
-import importlib.util
 import re
 import shlex
 import tempfile
-from collections.abc import Callable
 from contextlib import chdir
 from functools import cache
 from pathlib import Path
@@ -50,7 +48,7 @@ def printed(command: str) -> str:
     for part in command.split(" | "):
         tool, *words = shlex.split(part)
         if tool == "tables":
-            text = tables()(words[0])
+            text = table(words[0])
         elif tool == "between":
             text = between(text, words)
         elif tool == "cat":
@@ -62,13 +60,11 @@ def printed(command: str) -> str:
 
 
 @cache
-def tables() -> Callable[[str], str]:
-    """The tables that docs/tables.py prints, each made once."""
-    spec = importlib.util.spec_from_file_location("docstables", ROOT / "docs" / "tables.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return cache(module.table)
+def table(name: str) -> str:
+    """A section that docs/reference.py prints."""
+    from reference import table
+
+    return table(name)
 
 
 def regenerated(page: Path, folder: Path) -> str:
