@@ -5,7 +5,7 @@
     %up: tensor<4x6xf32> {train.parameter = "mlp.up"}
  -> %up: tensor<4x6xf32, #dist.layout<@m, [{}, {tp}]>> {train.parameter = "mlp.up"}
 
-Runs after inline-calls, and before layouts are decided on. docs/guides/plans.md has the notation.
+Runs after inline-calls, before layouts are decided on. docs/reference/plans.md has the notation.
 
 1. Parameters and states are named by `train.parameter` and `train.state`, inputs and values by the
    printed text.

@@ -13,7 +13,7 @@ from support.modules.search import optimizer_of
 PARTS, COUNT, ON_RANKS = 4, extent(60, 600), extent(1, 3)
 
 REFUSED = ("hook", "buffer in memory of another", "parameters in one memory")
-"""The features with which modules are refused (docs/guides/models.md)."""
+"""The features with which modules are refused (docs/guides/imported.md)."""
 
 
 @pytest.mark.parametrize("part", range(PARTS))

@@ -68,7 +68,7 @@ def test_what_is_not_exported_is_refused_with_its_place(name: str) -> None:
         ("README.md", ["the {exported} of {all} architectures that torch.export takes"]),
         ("docs/reference/zoo.md",
             ["the {exported} of {all} architectures that torch.export takes"]),
-        ("docs/guides/models.md", ["a zoo of {all} tiny architectures",
+        ("docs/guides/imported.md", ["a zoo of {all} tiny architectures",
                             "torch.export takes {exported} of them, and {imported} import"]),
         ("docs/contribute/testing.md", ["{imported}, each with three plans"]),
     ],

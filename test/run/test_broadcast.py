@@ -77,7 +77,7 @@ def test_only_the_first_machine_has_the_weights(tmp_path, monkeypatch):
     random = np.random.default_rng(0)
     weights = {"w1": random.normal(size=(5, 7)).astype("f4"),
                "w2": random.normal(size=(7, 3)).astype("f4")}  # fmt: skip
-    page = (Path(__file__).parents[2] / "docs/guides/running.md").read_text()
+    page = (Path(__file__).parents[2] / "docs/guides/checkpoints.md").read_text()
     lines = [line for line in page.splitlines() if "--broadcast --nnodes" in line]
     with socket.create_server(("127.0.0.1", 0)) as free:
         rdzv = f"127.0.0.1:{free.getsockname()[1]}"

@@ -303,7 +303,7 @@ REFUSED = (
     "as_strided of a tensor with all elements of its memory",
     "as_strided of a contiguous tensor",
 )
-"""What may be refused although torch.export takes it (docs/guides/models.md), by words of the
+"""What may be refused although torch.export takes it (docs/guides/imported.md), by words of the
 messages."""
 
 WARNED = ("forward changes", "forward assigns")
