@@ -369,6 +369,7 @@ TABLES: dict[str, Callable[[], Iterator[str]]] = {
     "optimizers": tables.optimizers,
     "modes": tables.modes,
     "step": tables.measured_steps,
+    "bugs": tables.bugs,
     "passes": pass_sections,
     "errors": error_sections,
     "presets": presets,

@@ -3,7 +3,7 @@
 import json
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from xdsl.dialects.builtin import (
@@ -29,6 +29,7 @@ from shardir.dialects.train.optimizers import OPTIMIZERS
 ROOT = Path(__file__).parents[1]
 sys.path.append(str(ROOT / "test"))
 
+from bugs_of_others import GROUPS
 from op_cases import CASES
 from support.harness import FLOATS, Arg, add_step, compiled, elements_of, function, program
 
@@ -186,6 +187,34 @@ def modes() -> Iterator[str]:
 def cell(text: str) -> str:
     """Return a text as a cell of a table."""
     return text.replace("|", r"\|")
+
+
+def bugs() -> Iterator[str]:
+    """Yield a section for each group of faults of others, with its table."""
+    for title, records in GROUPS.items():
+        yield f"## {title}\n"
+        yield "| reported | program, mesh and layouts | shardir |"
+        yield "| --- | --- | --- |"
+        for bug in records:
+            threads = ", ".join(map(_thread, bug.threads))
+            program = _lines([*bug.lines, bug.split])
+            result = f"an error: {_lines([bug.prints])}"
+            if not bug.refused:
+                result = _lines(f"{name}: {value}" for name, value in bug.printed.items())
+            yield f"| {escaped(bug.reported)} {threads} | {program} | {result} |"
+        yield ""
+
+
+def _lines(texts: Iterable[str]) -> str:
+    """Return lines of code in one cell."""
+    return "<br>".join(f"`{cell(text)}`" for text in texts)
+
+
+def _thread(name: str) -> str:
+    """Return the link of OWNER/REPOSITORY#NUMBER; pull requests are found by that of an issue."""
+    repository, _, number = name.partition("#")
+    short = name.partition("/")[2]
+    return f"[{short}](https://github.com/{repository}/issues/{number})"
 
 
 def escaped(text: str) -> str:

@@ -93,6 +93,9 @@ class CompiledModel(ModelProgram):
             raise ShardirError("expected a program for inference, got a training step; use run()")
         check_call(forward := self.imported.model.forward, "the program", args, kwargs)
         batch = signature(forward).bind(*args, **kwargs).arguments
+        for p in signature(forward).parameters.values():
+            if p.kind is p.VAR_KEYWORD:
+                batch |= batch.pop(p.name, {})
         with scratch_folder() as folder:
             dump = folder / "results.npz"
             batches = split_batch(batch, microbatches_of(self.input_module))
@@ -158,6 +161,10 @@ class CompiledModel(ModelProgram):
         """
         if local and batches is None:
             raise ShardirError("expected batches with local=True, got none")
+        if batches is not None and not self.imported.inputs:
+            raise ShardirError(
+                "expected no batches, since the module has no inputs; use run(steps=...)"
+            )
         with scratch_folder() as folder:
             run_options, dump = Options.of(options), folder / "states.npz"
             if "steps_done" not in options:

@@ -52,6 +52,22 @@ def inference() -> Any:
     return shardir.compile(NET, X, train=False, mesh="dp = 2")
 
 
+class Alone(nn.Module):
+    """A module without inputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.ones(4))
+
+    def forward(self) -> torch.Tensor:
+        return self.w.square().sum()
+
+
+@cache
+def without_inputs() -> Any:
+    return shardir.compile(Alone(), (), optimizer="sgd, lr = 0.1", mesh="dp = 2")
+
+
 def batch(given: Any) -> Callable[[], object]:
     return lambda: two().save(FOLDER / "o", [given])
 
@@ -195,6 +211,10 @@ WRONG: dict[str, tuple[Callable[[], object], str]] = {
     "run: f64": (
         batch((X, X.double())),
         "expected b of torch.float32 in batch 0, got torch.float64; use .to(torch.float32)",
+    ),
+    "run: no inputs": (
+        lambda: without_inputs().run([()], steps=1),
+        "expected no batches, since the module has no inputs; use run(steps=...)",
     ),
     "run: number": (batch((X, 2.0)), "expected b of [8, 4] in batch 0, got 2.0; compile with"),
     "run: numpy": (

@@ -53,6 +53,24 @@ def test_a_call_returns_what_the_module_does() -> None:
         program(X)
 
 
+class Sums(nn.Module):
+    """The arguments of `*args` and `**kwargs` have names too."""
+
+    def forward(self, x: torch.Tensor, *others: torch.Tensor, **named: torch.Tensor) -> Any:
+        return x + 2 * others[0] + 3 * others[1] + 4 * named["last"]
+
+
+def test_arguments_in_any_number_are_inputs() -> None:
+    plan = {"inputs": "[{d}]", 'inputs "others.1"': "[{}, {d}]", 'inputs "last"': "[]"}
+    program = shardir.compile(
+        Sums(), (X, X, X), keywords={"last": X}, mesh="d = 2", plan=plan, train=False
+    )
+    given = [torch.randn(4, 8) for _ in range(4)]
+    torch.testing.assert_close(
+        program(*given[:3], last=given[3]), Sums()(*given[:3], last=given[3])
+    )
+
+
 class Weighted(nn.Module):
     """A loss that a scalar scales."""
 

@@ -442,10 +442,11 @@ def _named(
 ) -> list[tuple[str, Any]]:  # fmt: skip
     """Return the leaves of the inputs with their names: names of the arguments of what is called,
     and `labels`."""
-    names = [
-        p.name for p in inspect.signature(call).parameters.values()
-        if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
-    ]  # fmt: skip
+    parameters = inspect.signature(call).parameters.values()
+    names = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    for p in parameters:
+        if p.kind is p.VAR_POSITIONAL:
+            names += [f"{p.name}.{i}" for i in range(len(args) - len(names))]
     named_leaves: list[tuple[str, Any]] = []
 
     def add(name: str, tree: Any) -> None:
