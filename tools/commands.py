@@ -1,4 +1,4 @@
-"""The commands `shard-opt`, `shard-run`, `shard-bench` and `shard-calibrate`: their start and end.
+"""The start and the end of `shard-opt`, `shard-run`, `shard-bench`, `shard-calibrate`, `shard-lsp`.
 
 1. An interrupt ends a command with exit code 130, SIGTERM and SIGHUP with 128 plus their number.
    Incomplete files are removed, and its ranks are ended.
@@ -70,6 +70,10 @@ def bench() -> int:
 
 def calibrate() -> int:
     return command("calibrate")
+
+
+def lsp() -> int:
+    return command("lsp")
 
 
 def command(name: str) -> int:

@@ -7,7 +7,7 @@ from xdsl.passes import ModulePass
 from xdsl.transforms import get_all_passes
 
 from shardir import pipelines
-from shardir.diagnostics import ShardirError
+from shardir.diagnostics import ShardirError, first_paragraph
 from shardir.pipelines import Loaders
 from shardir.rewriting.options import default_text, field_docs, option_name, option_types, type_text
 
@@ -40,7 +40,7 @@ def _entry(load: Callable[[], type[ModulePass]]) -> list[str]:
 
 
 def _describe(cls: type[ModulePass]) -> Iterator[str]:
-    yield from _wrap(first_sentence(cls), 4)
+    yield from _wrap(first_paragraph(cls), 4)
     texts = field_docs(cls)
     for option, type in option_types(cls).items():
         yield f"      {option_name(option)}: {type_text(type)} = {default_text(cls, option)}"
@@ -52,8 +52,3 @@ def _wrap(text: str, indent: int) -> list[str]:
     return textwrap.wrap(
         text, WIDTH, initial_indent=blank, subsequent_indent=blank, break_on_hyphens=False
     )
-
-
-def first_sentence(cls: type) -> str:
-    doc = textwrap.dedent(cls.__doc__ or "").strip()
-    return " ".join(doc.split("\n\n")[0].split())

@@ -25,6 +25,7 @@ from shardir.diagnostics.terminal import progress_shown, width
 from shardir.diagnostics.wording import (
     describe,
     did_you_mean,
+    first_paragraph,
     nearest,
     one_of,
     seconds_text,
@@ -47,6 +48,7 @@ __all__ = [
     "coded",
     "describe",
     "did_you_mean",
+    "first_paragraph",
     "nearest",
     "one_of",
     "progress_shown",

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
+from inspect import cleandoc
 from typing import Any
 
 SHOWN = 60
@@ -43,6 +44,11 @@ def describe(value: Any) -> str:
         return text if len(text) <= SHOWN else f"{text[:SHOWN]}..."
     name = type(value).__name__
     return f"{'an' if name[0] in 'AEIOaeio' else 'a'} {name}"
+
+
+def first_paragraph(documented: Any) -> str:
+    """Return the first paragraph of a docstring, in one line."""
+    return " ".join(cleandoc(documented.__doc__ or "").split("\n\n")[0].split())
 
 
 def size_text(number: int) -> str:

@@ -114,8 +114,7 @@ class Explanation:
         for found in propagate_functions(PropagateStrategies().concerned_functions(module)):
             for v in values(found.block):
                 if self.of(v):
-                    lines = [*_paths(found, v), *_costs(found, v)]
-                    yield self.explain(v, lines, f"@{name_of(found.f)}")
+                    yield self.explain(v, reasons_of(found, v), f"@{name_of(found.f)}")
 
     def _made(self, module: ModuleOp) -> Iterator[str]:
         self.look_up(module)
@@ -133,6 +132,11 @@ class Explanation:
                         continue  # the forward part again, or a redistribution in it
                     lines = list(_follows(op, v, layout, meshes[layout.mesh]))
                     yield self.explain(v, lines, f"@{name_of(f)}{part}")
+
+
+def reasons_of(p: FunctionPropagation, v: SSAValue) -> list[str]:
+    """Return why a value of a propagated function has its layout, and what it and others cost."""
+    return [*_paths(p, v), *_costs(p, v)]
 
 
 NAME = re.compile(r"%[\w.$-]+")

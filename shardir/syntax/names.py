@@ -131,6 +131,8 @@ class ScopedNames:
                 return
             outer = None if outer.isolated else outer.parent
         scope.values[name] = values, t
+        if (definitions := self.log.source.definitions) is not None:
+            definitions[t.start] = values
         hint = name[1:]
         if not hint[0].isdigit():
             for v in values:

@@ -28,7 +28,7 @@ from xdsl.ir import Attribute, Dialect
 from xdsl.irdl import IRDLOperation
 
 from shardir.algebra.garbage import no_gc
-from shardir.diagnostics import ParseErrors
+from shardir.diagnostics import Diagnostic, ParseErrors
 from shardir.dialects import DIALECTS
 from shardir.dialects.installed import installed
 from shardir.grammar.machine import Machine
@@ -102,6 +102,12 @@ class IRParser:
         with self.lock:
             return self._parse(source, verify)
 
+    def check(self, source: Source) -> tuple[ModuleOp | None, list[Diagnostic]]:
+        """Return the module of a source, without the parts that have errors, and all errors, those
+        of verification too, in the order of the text."""
+        with self.lock:
+            return self._check(source, verify=True)
+
     def parse_attribute(self, text: str) -> Attribute:
         """Return the attribute of a text. Raises LeafError."""
         with self.lock:
@@ -109,6 +115,13 @@ class IRParser:
             return self.leaves.read("ATTR", text, 0, len(text))
 
     def _parse(self, source: Source, verify: bool) -> ModuleOp:
+        module, errors = self._check(source, verify)
+        if errors:
+            raise ParseErrors(errors)
+        assert module is not None
+        return module
+
+    def _check(self, source: Source, verify: bool) -> tuple[ModuleOp | None, list[Diagnostic]]:
         builder = self.builder
         builder.begin(source)
         self.recovery.unopened = 0
@@ -124,11 +137,7 @@ class IRParser:
             if module is not None and (verify or errors):
                 errors = errors + verify_all(module, source, incomplete if errors else None)
         builder.begin(Source(""))
-        if errors:
-            errors.sort(key=lambda d: (d.line or 1 << 30, d.column))
-            raise ParseErrors(errors)
-        assert module is not None
-        return module
+        return module, sorted(errors, key=lambda d: (d.line or 1 << 30, d.column))
 
 
 def context_of(dialects: Iterable[Dialect], *, allow_unregistered: bool = False) -> Context:

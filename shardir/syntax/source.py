@@ -9,7 +9,7 @@ from contextvars import ContextVar
 from typing import TYPE_CHECKING
 
 from xdsl.dialects.builtin import FileLineColLoc, IntAttr, StringAttr
-from xdsl.ir import Operation
+from xdsl.ir import Operation, SSAValue
 
 from shardir.diagnostics import Diagnostic, Located
 from shardir.dialects.locations import file_location, file_name, op_name
@@ -39,6 +39,8 @@ class Source:
         self.file = file_name(name)
         self.offsets: dict[Operation, int] = {}
         """The offsets of operations with an explicit `loc(...)`."""
+        self.definitions: dict[int, Sequence[SSAValue]] | None = None
+        """The values of each defined name, by its offset, where a caller asks for them by `{}`."""
         self._ints: dict[int, IntAttr] = {}
         self._line = 0
 

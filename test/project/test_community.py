@@ -61,6 +61,6 @@ def test_constraints_have_one_version_in_range_of_each_package() -> None:
     optional = PROJECT["optional-dependencies"]
     for text in [*PROJECT["dependencies"], *(r for extra in extras for r in optional[extra])]:
         requirement = Requirement(text)
-        if requirement.name != "torch":
-            version = versions.get(canonicalize_name(requirement.name))
-            assert version in requirement.specifier, f"{text}, got {version}"
+        if (name := canonicalize_name(requirement.name)) != "torch":
+            assert name in versions, f"{text} has no line; run make constraints"
+            assert versions[name] in requirement.specifier, f"{text}, got {versions[name]}"

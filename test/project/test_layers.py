@@ -43,6 +43,7 @@ LIBRARIES = {
     "api": {"numpy", "torch", "xdsl"},
     "build": {"numpy", "xdsl"},
     "frontends": {"numpy", "safetensors", "torch", "xdsl"},
+    "editor": {"xdsl"},
     "universe": {"xdsl"},
 }
 """The libraries that each package below the backend and the tools may import."""

@@ -27,7 +27,7 @@ LAYERS = {
     "passes": 7,
     "pipelines": 8,
     "backend": 9, "reports": 9,
-    "frontends": 10,
+    "frontends": 10, "editor": 10,
     "api": 11, "universe": 11,
     "__init__": 12,
     "tools": 13,
