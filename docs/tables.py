@@ -224,17 +224,10 @@ def escaped(text: str) -> str:
     return "`".join(pieces)
 
 
-def measured_steps() -> Iterator[str]:
-    """Yield the record of `shard-bench step`, and the table of its rows."""
-    found = json.loads((RECORDS / "step.json").read_text(encoding="utf-8"))
-    yield f"`{found['command']}` at {found['commit']}, {found['date']}:"
-    yield ""
-    yield "| mesh | hidden | variant | median, ms | ratio to hand | collectives | bytes |"
-    yield "| --- | ---: | --- | ---: | ---: | ---: | ---: |"
-    before = None
-    for r in found["records"]:
-        of = r["mesh"], r["hidden"]
-        first = "| | |" if of == before else f"| {of[0]} | {of[1]} |"
-        figures = f"{r['median_ms']:.0f} | {r['ratio_to_hand']:.2f} | {r['collectives']}"
-        yield f"{first} {r['variant']} | {figures} | {r['bytes']:,} |"
-        before = of
+def records() -> Iterator[str]:
+    """Yield the table of the records of benchmarks."""
+    yield "| record | command | commit | date |"
+    yield "| --- | --- | --- | --- |"
+    for file in sorted(RECORDS.glob("*.json")):
+        found = json.loads(file.read_text(encoding="utf-8"))
+        yield f"| {file.stem} | `{found['command']}` | {found['commit']} | {found['date']} |"
