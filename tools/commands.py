@@ -1,4 +1,4 @@
-"""The start and the end of `shard-opt`, `shard-run`, `shard-bench`, `shard-calibrate`, `shard-lsp`.
+"""The start and the end of the commands: `shard-opt`, `shard-run`, `shard-report`, ...
 
 1. An interrupt ends a command with exit code 130, SIGTERM and SIGHUP with 128 plus their number.
    Incomplete files are removed, and its ranks are ended.
@@ -62,6 +62,10 @@ def opt() -> int:
 
 def run() -> int:
     return command("run")
+
+
+def report() -> int:
+    return command("report")
 
 
 def bench() -> int:

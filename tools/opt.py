@@ -87,8 +87,10 @@ class Driver(OptArguments):
         if self.args.compare is not None:
             files.write_output(self.args.output_file, self.compared(Source(text, name)))
             return 0
-        if self.args.meshes is not None:
-            raise UsageError("--meshes: expected --compare, got none")
+        for option in ("meshes", "report"):
+            if getattr(self.args, option) is not None:
+                hint = "; shard-report writes the page of one plan" if option == "report" else ""
+                raise UsageError(f"--{option}: expected --compare, got none{hint}")
         for when in ("before", "after"):
             self.check_names(f"--print-ir-{when}", getattr(self.args, f"print_ir_{when}"))
         self.check_format()
@@ -159,7 +161,14 @@ class Driver(OptArguments):
         entries = [comparison.entry(x) for x in self.args.compare.split(";") if x.strip()]
         module = default_parser().parse_source(source)
         with progress_shown():
-            found = comparison.compare_plans(module, entries, meshes, cluster)
+            found = comparison.compare_plans(
+                module, entries, meshes, cluster, recorded=self.args.report is not None
+            )
+        if self.args.report is not None:
+            from shardir.reports.page import write_page
+
+            title = "standard input" if source.name == "<stdin>" else Path(source.name).name
+            write_page(self.args.report, found.report(title))
         forms = {"json": found.json, "csv": found.csv, "table": found.__str__}
         return forms[self.args.format or "table"]().rstrip() + "\n"
 

@@ -223,6 +223,12 @@ class OptArguments(xDSLOptMain):
             "of a cost have every op (table)",
         )
         add(
+            "--report",
+            type=output_file,
+            metavar="FILE",
+            help="for --compare: write a page with the programs side by side, report.html",
+        )
+        add(
             "--trace",
             type=output_file,
             metavar="FILE",

@@ -10,7 +10,8 @@ from xdsl.dialects.builtin import ModuleOp
 
 from shardir import pipelines
 from shardir.api.batches import arrays_of, repeat_batches
-from shardir.api.compiled import Compiled, run_located
+from shardir.api.compiled import Compiled
+from shardir.api.located import run_located
 from shardir.api.training_state import TrainingState
 from shardir.backend.torch.launch.report import TOLERANCES
 from shardir.diagnostics import ShardirError

@@ -19,6 +19,7 @@ from shardir.build import Module
 from shardir.build.module import cluster_of
 from shardir.diagnostics import ShardirError, check_arguments
 from shardir.reports.comparison import PlanComparison, compare_plans, entry, mesh_of, meshes_of
+from shardir.reports.page import write_page
 
 _HINTS = {
     "mesh": "give meshes=[...]",
@@ -39,6 +40,7 @@ def compare(
     meshes: Sequence[str | Mesh] | None = None,
     devices: int | None = None,
     cluster: str | Cluster | None = None,
+    report: str | Path | None = None,
     **options: Any,
 ) -> PlanComparison:
     """Compile a program by several plans on several meshes, and compare the estimates of a step:
@@ -55,6 +57,7 @@ def compare(
         devices: the number of devices, by default all of the cluster.
         cluster: the name or the text of a cluster, or a Cluster. Without one, estimates are those
             of the default cluster, and no memory is too large.
+        report: a file for a page with the programs side by side, `plans.html`.
 
     Returns:
         The comparison: its `str` is a table, `best` the fastest plan that fits, and `json()` and
@@ -79,7 +82,20 @@ def compare(
         )
     else:
         placed = [mesh if isinstance(mesh, Mesh) else mesh_of(mesh) for mesh in meshes]
-    return compare_plans(_module(program, args, options), list(map(entry, plans)), placed, found)
+    module, entries = _module(program, args, options), list(map(entry, plans))
+    comparison = compare_plans(module, entries, placed, found, recorded=report is not None)
+    if report is not None:
+        write_page(Path(report), comparison.report(_title(program)))
+    return comparison
+
+
+def _title(program: Any) -> str:
+    """Return the name of a program in a report."""
+    if isinstance(program, Path):
+        return program.name
+    if isinstance(program, Compiled):
+        return program.title
+    return "program" if isinstance(program, str | ModuleOp) else type(program).__name__
 
 
 def _module(program: Any, args: Sequence[Any], options: dict[str, Any]) -> ModuleOp:

@@ -1,6 +1,6 @@
 """A compiled program: its text, its Python, and runs of it."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -14,6 +14,7 @@ from xdsl.passes import ModulePass
 from shardir import pipelines
 from shardir.algebra.garbage import no_gc
 from shardir.algebra.plan_notation import PlanForm
+from shardir.api.located import run_located
 from shardir.api.reproducer import write_reproducer
 from shardir.api.summary import Summary, rows_of
 from shardir.backend import DEFAULT, backend_of
@@ -22,9 +23,10 @@ from shardir.backend.runs import Options, Report, in_python_words, with_options
 from shardir.cost.clusters import load
 from shardir.cost.functions import functions, is_global
 from shardir.cost.report import FunctionCost, cost_of_function, report
-from shardir.diagnostics import Failure, ParseErrors, ShardirError, check_arguments, size_text
+from shardir.diagnostics import ShardirError, check_arguments, size_text
 from shardir.dialects.nn.base import Array
 from shardir.reports.layouts import Explanation
+from shardir.reports.record import ReportRecord
 from shardir.rewriting.annotated_plan import annotated_plan
 from shardir.rewriting.copying import copied
 from shardir.rewriting.functions import is_public
@@ -142,16 +144,6 @@ def note_reproducer(error: Exception, part: str, *reproducer: Any) -> None:
     path = write_reproducer(f"{part}: {type(error).__name__}: {error}", *reproducer)
     if path is not None:
         error.add_note(f"a reproducer for a report is {path}: shard-opt {path} --run-reproducer")
-
-
-def run_located(source: Source, work: Callable[[], Any]) -> Any:
-    """Run `work`; raise the errors of passes and the emitter as ParseErrors, with their source
-    locations."""
-    try:
-        with no_gc():
-            return work()
-    except Failure as failure:
-        raise ParseErrors(failure.diagnostics(source)) from None
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -327,6 +319,37 @@ class Compiled:
             got = "none" if function is None else function
             raise ShardirError(f"expected a function of {', '.join(costs)}, got {got}")
         return costs[function]
+
+    @check_arguments("report")
+    def report(
+        self, path: str | Path, *, cluster: str | None = None, trace: str | Path | None = None
+    ) -> Path:
+        """Write a page that shows the program: its time, timeline, memory, layouts, communication
+        with causes and alternatives, and search. The passes run again.
+
+        Args:
+            path: the file, `report.html`. It needs no other file and no network.
+            cluster: the name of a cluster, by default the mesh's own.
+            trace: a file that a run with `trace=` has written, for measured times.
+
+        Returns:
+            The path.
+
+        Raises:
+            ShardirError: the cluster does not exist, the trace is of another program, or the file
+                cannot be written.
+        """
+        from shardir.api.reporting import program_record  # few programs have a report
+        from shardir.reports.measured import read_trace
+        from shardir.reports.page import write_page
+
+        record = program_record(
+            self.source, self.input_module, self.passes, label=self.title,
+            cluster=load(cluster) if cluster else None,
+            trace=None if trace is None else read_trace(Path(trace)),
+        )  # fmt: skip
+        write_page(Path(path), ReportRecord(self.title, [record]))
+        return Path(path)
 
     def __repr__(self) -> str:
         return str(self.summary())

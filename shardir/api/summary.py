@@ -13,15 +13,14 @@ from html import escape
 from math import prod
 from typing import NamedTuple
 
-from xdsl.dialects.builtin import DictionaryAttr, FloatAttr, ModuleOp, StringAttr
-from xdsl.dialects.func import FuncOp
+from xdsl.dialects.builtin import ModuleOp
 from xdsl.passes import ModulePass
 
-from shardir import pipelines
 from shardir.cost.report import FunctionCost
 from shardir.diagnostics import seconds_text, size_text
 from shardir.dialects.nn.types import size_of, unsharded_type
 from shardir.dialects.train import Role, arguments
+from shardir.reports.plan_text import plan_text
 from shardir.rewriting.functions import bodies
 
 
@@ -65,7 +64,7 @@ def rows_of(
     """
     for mesh in dict.fromkeys(c.mesh for c in costs):
         yield "mesh", str(mesh)
-    yield "plan", _plan(lowered, passes)
+    yield "plan", plan_text(lowered, passes)
     weights = _weights(original)
     text = f"{weights.elements:,} elements, {size_text(weights.bytes)}"
     if costs:
@@ -77,34 +76,6 @@ def rows_of(
         of = f", of which {seconds_text(waits)} wait for communication" if waits else ""
         memory = f"{size_text(c.memory.peak)} on a device"
         yield f"@{c.name}", f"{seconds_text(c.seconds)} estimated{of}; {memory}"
-
-
-def _plan(lowered: ModuleOp, passes: Sequence[ModulePass]) -> str:
-    """Return where the layouts come from: a plan, a search with its gap, or propagation."""
-    found = list[str]()
-    for p in passes:
-        if p.name == "apply-plan":
-            given = vars(p)
-            lines = given["plan"].strip().splitlines()
-            many = f"{len(lines)} lines"
-            found.append(many if len(lines) > 1 else "".join(lines) or str(given["file"]))
-        if p.name == "data-parallel":
-            found.append("the batch is split")
-        if p.name == pipelines.SEARCH:
-            found += [_search(f) for f, _ in bodies(lowered)]
-    if not found and any(p.name == pipelines.PROPAGATION for p in passes):
-        found.append("propagated from the program's annotations")
-    return "; ".join(dict.fromkeys(filter(None, found))) or "none"
-
-
-def _search(f: FuncOp) -> str:
-    search = f.attributes.get("search")
-    if not isinstance(search, DictionaryAttr):
-        return ""
-    gap, presets = search.data.get("gap"), search.data.get("presets")
-    of = f"{presets.data}, " if isinstance(presets, StringAttr) else ""
-    share = gap.value.data if isinstance(gap, FloatAttr) else 0.0
-    return f"searched: {of}at most {share:.1%} slower than the fastest"
 
 
 def _weights(original: ModuleOp) -> Weights:

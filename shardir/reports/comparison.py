@@ -27,6 +27,9 @@ from shardir.diagnostics import ShardirError, report_progress, seconds_text, siz
 from shardir.dialects.dist import MeshAttr
 from shardir.dialects.nn.types import element_name, unsharded_type
 from shardir.dialects.train import Role, StepOp, arguments, is_step
+from shardir.reports.reasons import Reasons, run_passes
+from shardir.reports.record import ProgramRecord, ReportRecord
+from shardir.reports.recorder import record_of
 from shardir.rewriting.copying import copied
 from shardir.search.meshes.declared_mesh import declare
 from shardir.syntax.parser import default_parser
@@ -77,6 +80,8 @@ class PlanComparison:
     """Plans on meshes, the fastest ones that fit first. Its `str` is a table."""
 
     rows: Sequence[ComparedPlan]
+    programs: Sequence[ProgramRecord] = ()
+    """The records of the programs of rows without an error, if they were asked for."""
 
     @property
     def best(self) -> ComparedPlan | None:
@@ -89,6 +94,10 @@ class PlanComparison:
 
     def json(self) -> str:
         return json.dumps(self.records(), indent=1)
+
+    def report(self, title: str) -> ReportRecord:
+        """Return the record of a page: the table, and the programs side by side."""
+        return ReportRecord(title, self.programs, self.records())
 
     def csv(self) -> str:
         """Return the rows with a column for the bytes over each axis."""
@@ -159,8 +168,9 @@ def _html_row(tag: str, cells: Sequence[str], style: str) -> str:
 
 
 def compare_plans(
-    module: ModuleOp, entries: Sequence[PlanChoice], meshes: Sequence[Mesh], cluster: Cluster | None
-) -> PlanComparison:
+    module: ModuleOp, entries: Sequence[PlanChoice], meshes: Sequence[Mesh],
+    cluster: Cluster | None, *, recorded: bool = False,
+) -> PlanComparison:  # fmt: skip
     """Compile a program by each plan on each mesh, and compare the estimates.
 
     Plans that name an axis which a mesh lacks are left out there.
@@ -168,6 +178,7 @@ def compare_plans(
     Args:
         meshes: in place of that of the program.
         cluster: of the devices, by default the meshes' own.
+        recorded: whether to keep the records of the programs, for a report.
 
     Raises:
         ShardirError: the cluster has too few devices for a mesh, or no plan has the axes of any
@@ -184,14 +195,14 @@ def compare_plans(
             f"expected a mesh with the axes of a plan, {named}, got "
             f"{'; '.join(map(_mesh_text, meshes))}"
         )
-    rows = []
+    rows = list[tuple[ComparedPlan, ProgramRecord | None]]()
     for i, (entry, mesh) in enumerate(pairs):
         report_progress(f"{i + 1} of {len(pairs)}: {entry.name} on {_mesh_text(mesh)}")
-        rows.append(_compared(module, entry, mesh))
-    if all(row.error for row in rows):
-        raise ShardirError("; ".join(f"{r.plan} on {r.mesh}: {r.error}" for r in rows[:3]))
-    rows.sort(key=lambda r: (r.seconds is None, r.fits is False, r.seconds or 0.0))
-    return PlanComparison(rows)
+        rows.append(_compared(module, entry, mesh, recorded))
+    if all(row.error for row, _ in rows):
+        raise ShardirError("; ".join(f"{r.plan} on {r.mesh}: {r.error}" for r, _ in rows[:3]))
+    rows.sort(key=lambda r: (r[0].seconds is None, r[0].fits is False, r[0].seconds or 0.0))
+    return PlanComparison([row for row, _ in rows], [record for _, record in rows if record])
 
 
 def entry(text: str) -> PlanChoice:
@@ -232,29 +243,40 @@ def mesh_of(text: str, name: str = "m") -> Mesh:
     return Mesh(name, MeshAttr.from_text(text.strip()))
 
 
-def _compared(module: ModuleOp, entry: PlanChoice, mesh: Mesh) -> ComparedPlan:
+def _compared(
+    module: ModuleOp, entry: PlanChoice, mesh: Mesh, recorded: bool
+) -> tuple[ComparedPlan, ProgramRecord | None]:
+    """Return the row of a plan on a mesh, and the record of its program if it is asked for."""
     started, text = time.perf_counter(), _mesh_text(mesh)
     program = copied(module)
     try:
         with collect_warnings(), collect_remarks():
             declare(program, mesh)
-            context = default_parser().ctx
-            for p in entry.passes:
-                p.apply(context, program)
+            context, reasons = default_parser().ctx, Reasons()
+            if recorded:
+                reasons = run_passes(context, program, entry.passes)
+            else:
+                for p in entry.passes:
+                    p.apply(context, program)
             cost = _measured(program)
     except ShardirError as error:
-        return ComparedPlan(entry.name, text, error=str(error).partition("\n")[0])
+        return ComparedPlan(entry.name, text, error=str(error).partition("\n")[0]), None
     compiled = time.perf_counter() - started
-    samples, tokens = _samples(module)
+    samples, tokens = samples_of(module)
+    record = None
+    if recorded:
+        label = f"{entry.name} on {text}"
+        record = record_of(program, label, entry.passes, reasons, rates=(samples, tokens))
     holds = mesh.cluster_or_default.memory
     seconds = cost.seconds
-    return ComparedPlan(
+    row = ComparedPlan(
         entry.name, text, seconds, _rate(samples, seconds), _rate(tokens, seconds),
         cost.peak_share, sum(cost.exposed.values()),
         cost.memory.peak, None if holds is None else cost.memory.peak <= holds,
         sum(c.communicates for c in cost.ops),
         {axes_text(axes) or "host": n for axes, (n, _) in cost.communication.items()}, compiled,
     )  # fmt: skip
+    return row, record
 
 
 def _rate(count: int | None, seconds: float) -> float | None:
@@ -271,7 +293,7 @@ def _measured(program: ModuleOp) -> FunctionCost:
     return cost_of_function(f, mesh)
 
 
-def _samples(module: ModuleOp) -> tuple[int | None, int | None]:
+def samples_of(module: ModuleOp) -> tuple[int | None, int | None]:
     """Return the samples of a step, or else of the first function, by its first input, and the
     tokens if this has integers."""
     step = next((op for op in module.body.ops if isinstance(op, StepOp)), None)

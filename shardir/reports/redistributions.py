@@ -38,7 +38,7 @@ def explain(module: ModuleOp) -> list[str]:
             if isinstance(op, BackwardOp):
                 part = " (backward)"
             elif isinstance(op, dist.RedistributeOp):
-                plans.append(_plan(op, meshes))
+                plans.append(plan_of(op, meshes))
                 at = location_suffix(op, short=True)
                 found.append(f"{name}{part}{at}: {_paragraph(op, plans[-1], order)}")
         if plans:
@@ -49,7 +49,8 @@ def explain(module: ModuleOp) -> list[str]:
     return found
 
 
-def _plan(op: dist.RedistributeOp, meshes: dict[str, Mesh]) -> Redistribution:
+def plan_of(op: dist.RedistributeOp, meshes: dict[str, Mesh]) -> Redistribution:
+    """Return the plan of a redistribution."""
     type = unsharded_type(op.value)
     source, target = dist.layout_of(op.value), dist.layout_of(op.out)
     assert source is not None and target is not None

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from xdsl.context import Context
 from xdsl.dialects.builtin import ModuleOp
+from xdsl.passes import ModulePass
 
 from shardir import pipelines
 from shardir.algebra.garbage import no_gc
@@ -38,11 +39,11 @@ def text_of(origin: Origin) -> str:
     return f"{_PASSES}{origin.passes}\n{origin.text}"
 
 
-def resize(directory: Path, ranks: int, of: int) -> tuple[Context, ModuleOp]:
-    """Return the program of a directory for `of` ranks, compiled for another number of ranks.
+def origin_of(directory: Path) -> tuple[Source, ModuleOp, list[ModulePass]]:
+    """Return the source of a directory, its module, and the passes that have compiled it.
 
     Raises:
-        ShardirError: the directory has no source, or it cannot be compiled for these ranks.
+        ShardirError: the directory has no source.
     """
     path = directory / SOURCE
     if not path.is_file():
@@ -55,8 +56,17 @@ def resize(directory: Path, ranks: int, of: int) -> tuple[Context, ModuleOp]:
         passes = pipelines.of_record(first.removeprefix(_PASSES))
     except (ValueError, TypeError):
         raise ShardirError(f"{path}:1: expected `{_PASSES}` and passes; compile it anew") from None
-    source, context = Source(rest, str(path)), default_parser().ctx
-    module = parse(rest, str(path), verify=True)
+    return Source(rest, str(path)), parse(rest, str(path), verify=True), passes
+
+
+def resize(directory: Path, ranks: int, of: int) -> tuple[Context, ModuleOp]:
+    """Return the program of a directory for `of` ranks, compiled for another number of ranks.
+
+    Raises:
+        ShardirError: the directory has no source, or it cannot be compiled for these ranks.
+    """
+    source, module, passes = origin_of(directory)
+    context = default_parser().ctx
     try:
         with no_gc(), collect_warnings():
             _resize_mesh(module, Fraction(ranks, of))

@@ -3,6 +3,7 @@ flight."""
 
 from xdsl.ir import Operation, SSAValue
 
+from shardir.analysis.causes import partial_values
 from shardir.backend.torch.emit.names import axes_text, join_items, literal, tuple_text
 from shardir.backend.torch.emit.scope import EmissionScope, Entry, Text
 from shardir.backend.torch.ops.dist.comments import (
@@ -11,7 +12,6 @@ from shardir.backend.torch.ops.dist.comments import (
     names_of,
     needed_by,
     over_axes,
-    partial_values,
 )
 from shardir.backend.torch.ops.dist.shards import check_nesting, gathered_size, gathered_sizes
 from shardir.backend.torch.ops.dist.text import call, is_trivial, write_each, write_fused

@@ -2,6 +2,7 @@
 
 from xdsl.ir import Operation, SSAValue
 
+from shardir.analysis.causes import producer, readers
 from shardir.backend.torch.emit.names import axes_text, listed_names, tuple_text
 from shardir.backend.torch.emit.origins import origin
 from shardir.backend.torch.emit.scope import EmissionScope, Entry, Text
@@ -10,9 +11,7 @@ from shardir.backend.torch.ops.dist.comments import (
     names_of,
     needed_by,
     over_axes,
-    producer,
     reader_text,
-    readers,
 )
 from shardir.backend.torch.ops.dist.shards import check_nesting, gathered_size
 from shardir.backend.torch.ops.dist.text import call, is_trivial, write_each

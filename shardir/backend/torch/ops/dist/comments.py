@@ -1,15 +1,14 @@
 """The comment of a collective: its group, its bytes, and the ops that cause it."""
 
-from collections.abc import Iterator
-
-from xdsl.ir import Operation, OpResult, SSAValue
+from xdsl.ir import Operation
 
 from shardir.algebra.mesh import Axes
+from shardir.analysis.causes import producer, readers
 from shardir.backend.torch.emit.names import listed_names
 from shardir.backend.torch.emit.origins import origin
 from shardir.backend.torch.emit.scope import EmissionScope
 from shardir.diagnostics import size_text
-from shardir.dialects import dist, nn, train
+from shardir.dialects import dist
 from shardir.dialects.nn.types import size_of
 
 
@@ -44,16 +43,6 @@ def made_by(op: dist.CollectiveOp) -> str:
     return f"{listed_names(causes)} {'leaves' if len(causes) == 1 else 'leave'}"
 
 
-def producer(v: SSAValue) -> SSAValue:
-    """The value from which views and other collectives derive `v`."""
-    passing = (nn.ReshapeOp, nn.TransposeOp, nn.BroadcastOp, nn.ConvertOp, nn.StopGradientOp,
-               nn.StraightThroughOp)  # fmt: skip
-    while isinstance(v.owner, (*passing, dist.CollectiveOp, dist.WaitOp, dist.HandsOn)):
-        assert isinstance(v, OpResult)
-        v = v.owner.operands[0 if isinstance(v.owner, dist.HandsOn) else v.index]
-    return v
-
-
 def needed_by(s: EmissionScope, op: dist.CollectiveOp) -> str:
     """The first op that reads the results, looking through views and other collectives, and the
     number of other readers."""
@@ -71,29 +60,11 @@ def needed_by(s: EmissionScope, op: dist.CollectiveOp) -> str:
     )
 
 
-def readers(v: SSAValue, seen: tuple[SSAValue, ...] = ()) -> Iterator[Operation]:
-    """Yield the ops that read a value, looking through collectives and loops."""
-    for use in v.uses:
-        user = use.operation
-        if isinstance(user, dist.HandsOn):
-            to = user.results[0] if not isinstance(user, train.CarryOp) else user.carried
-            if to not in seen:
-                yield from readers(to, (*seen, to))
-        elif isinstance(user, dist.CollectiveOp | dist.WaitOp):
-            yield from readers(user.results[use.index], seen)
-        else:
-            yield user
-
-
 def reader_text(user: Operation) -> str:
     """The text of an op that reads a value."""
     if user.name == "func.return":
         return "the function's result"
     return origin(user.results[0]) if user.results else user.name
-
-
-def partial_values(kind: str) -> str:
-    return {"sum": "partial sums", "mean": "partial means"}.get(kind, f"a {kind} of its own rows")
 
 
 def names_of(op: dist.CollectiveOp) -> str:

@@ -1,0 +1,153 @@
+"""shard-report: write a page that shows programs: time, timeline, memory, layouts, communication.
+
+The page is one file, without requests to the network. Several programs are side by side.
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from shardir.diagnostics import ShardirError
+from shardir.tools.arguments import ToolParser, add_version, import_modules, output_file
+from shardir.tools.commands import command
+
+EXAMPLES = """\
+examples:
+  shard-report net.ir --plan "megatron(tp) * fsdp(dp)" --cost h200 -o report.html
+  shard-report out --trace run.json -o report.html
+  shard-report ddp fsdp -o both.html
+  shard-report net.ir --json > report.json
+"""
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Write a report. Exit codes: 0 success; 1 an error of a program; 2 a wrong command line, or a
+    file that cannot be read or written."""
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    try:
+        if options.json == (options.output is not None):
+            given = "both" if options.json else "neither"
+            raise ShardirError(f"expected -o FILE or --json, got {given}")
+        if options.trace is not None and len(options.programs) > 1:
+            raise ShardirError(
+                f"--trace: expected one program, which it is of, got {len(options.programs)}"
+            )
+        import_modules(options.imports)
+        return _write(options)
+    except ShardirError as error:
+        text = str(error)
+        is_located = ": error: " in text
+        print(text if is_located else f"shard-report: error: {text}", file=sys.stderr)
+        return 1 if is_located else 2
+
+
+def _write(options: argparse.Namespace) -> int:
+    from shardir.api.reporting import program_record
+    from shardir.cost.clusters import load
+    from shardir.reports.measured import read_trace
+    from shardir.reports.page import html
+    from shardir.reports.record import ReportRecord
+    from shardir.syntax.files import write_text
+    from shardir.syntax.source import collect_warnings
+    from shardir.tools.progress import progress_shown
+
+    cluster = load(options.cost) if options.cost else None
+    trace = None if options.trace is None else read_trace(options.trace)
+    records = []
+    with collect_warnings(), progress_shown():  # the compilation of the program has them
+        for path in options.programs:
+            source, module, passes = _program(path, options)
+            records.append(
+                program_record(
+                    source, module, passes, label=_label(path, options.programs), cluster=cluster,
+                    trace=trace,
+                )
+            )  # fmt: skip
+    title = options.title or ", ".join(record.label for record in records[:3])
+    record = ReportRecord(title, records)
+    if options.json:
+        print(record.json())
+    else:
+        write_text(options.output, html(record))
+    return 0
+
+
+def _label(path: Path, paths: Sequence[Path]) -> str:
+    """Return the name of a program, with its folders if another one has that name too."""
+    name = path.resolve().name
+    return str(path) if [p.resolve().name for p in paths].count(name) > 1 else name
+
+
+def _program(path: Path, options: argparse.Namespace) -> Any:
+    """Return the source of a program, its module, and its passes.
+
+    Raises:
+        ShardirError: there is no such program, or it is wrong; or a directory, which is compiled
+            already, has options of a compilation.
+    """
+    from shardir import pipelines
+    from shardir.backend.torch.resize import origin_of
+    from shardir.syntax.files import read_text
+    from shardir.syntax.parser import parse
+    from shardir.syntax.source import Source
+
+    if path.is_dir():
+        for name in ("mode", "passes", "plan", "precision", "recompute"):
+            if getattr(options, name) is not None:
+                option = "-p" if name == "passes" else f"--{name}"
+                raise ShardirError(f"{path} is compiled already; {option} is for an .ir file")
+        return origin_of(path)
+    text = read_text(path)
+    passes = pipelines.build(pipelines.pipeline_of(options.passes, options.mode, pipelines.DEFAULT))
+    passes = pipelines.with_plan(passes, options.plan)
+    passes = pipelines.with_precision(passes, options.precision)
+    passes = pipelines.with_recompute(passes, options.recompute)
+    return Source(text, str(path)), parse(text, str(path), verify=True), passes
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = ToolParser(
+        prog="shard-report", description=(__doc__ or "").splitlines()[0], epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )  # fmt: skip
+    add = parser.add_argument
+    add_version(parser)
+    add(
+        "programs", nargs="+", type=Path, metavar="PROGRAM",
+        help=".ir files, or directories that shard-opt wrote",
+    )  # fmt: skip
+    add("-o", "--output", type=output_file, metavar="FILE", help="the page, such as report.html")
+    add("--json", action="store_true", help="print the data of the page, in place of it")
+    add("--title", help="the title of the page (the names of the programs)")
+    looking = parser.add_argument_group("what is shown")
+    looking.add_argument(
+        "--cost", metavar="CLUSTER",
+        help="the cluster of the devices, ready-made or in a file (that of the program's mesh)",
+    )  # fmt: skip
+    looking.add_argument(
+        "--trace", type=Path, metavar="FILE",
+        help="show the times that shard-run --trace=FILE has measured beside the predicted ones",
+    )  # fmt: skip
+    compiling = parser.add_argument_group("compiling, for .ir files")
+    compiling.add_argument(
+        "-p", "--passes", "--pass-pipeline", dest="passes", metavar="P",
+        help="the passes to run (train)",
+    )  # fmt: skip
+    compiling.add_argument("--mode", help="a mode, in place of passes: semi_auto, auto, ...")
+    compiling.add_argument("--plan", metavar="P", help="a plan, its file, or presets such as fsdp")
+    compiling.add_argument("--precision", metavar="TYPE", help="of products: bf16 or f16")
+    compiling.add_argument(
+        "--recompute", metavar="R", help="full, dots, or a budget of memory, such as 6GB or 0.6"
+    )
+    compiling.add_argument(
+        "--import", dest="imports", action="append", default=[], metavar="MODULE",
+        help="import a Python module that registers custom ops",
+    )  # fmt: skip
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(command("report"))
