@@ -64,12 +64,14 @@ def by_line(ops: Iterable[OpCost]) -> list[CostGroup]:
 
 def layer_of(c: OpCost) -> tuple[str, str]:
     """Return the path of an op's layer, with a star for its number, and the number: `layers.3.up.y`
-    is of `layers.*`, `layer3.y` of `layer*`."""
-    hint = next((v.name_hint for v in c.op.results if v.name_hint), "")
-    *parts, _ = hint.removeprefix("d_").split(".")
+    is of `layers.*`, `layer3.y` and `layer3_y` of `layer*`."""
+    hint = next((v.name_hint for v in c.op.results if v.name_hint), "").removeprefix("d_")
+    *parts, _ = hint.split(".")
     for i, part in enumerate(parts):
         if match := re.fullmatch(r"(\D*)(\d+)", part):
             return ".".join([*parts[:i], f"{match[1]}*"]), match[2]
+    if not parts and (match := re.match(r"([A-Za-z]+)(\d+)_(?=\D)", hint)):
+        return f"{match[1]}*", match[2]
     return (parts[0] if parts else "other"), ""
 
 

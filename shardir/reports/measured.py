@@ -79,7 +79,6 @@ def measured_record(
         list[float](),
         list[float](),
     )
-    known = other = 0
     for pid in pids:
         spans = [e for e in by_rank[pid] if rows[pid, e["tid"]] == CALLS]
         calls += [e["dur"] * MICRO for e in spans]
@@ -104,7 +103,6 @@ def measured_record(
                 number, ops = seen[group, name], of_name.get(name, [])
                 seen[group, name] += 1
                 op = ops[number % len(ops)] if ops else -1
-                known, other = known + (op >= 0), other + (op < 0 and seconds > 0)
                 kind = WAITS if is_wait else COMPUTES if row == COMPUTE else MOVES
                 columns = last.setdefault(row, {"begin": [], "end": [], "op": [], "kind": []})
                 at = (e["ts"] - begin) * MICRO
@@ -126,7 +124,7 @@ def measured_record(
                 for op, seconds in by_op.items():
                     found[op].append(seconds)
         timelines.append(last)
-    if not calls or not known:
+    if not calls or sum(map(bool, taken)) < len(names) / 2:
         raise ShardirError(
             f"--trace: expected the run of this program, got a trace of @{function} of another one"
         )
@@ -135,6 +133,6 @@ def measured_record(
         [round(mean(x), 9) if x else None for x in taken],
         [round(mean(x), 9) if x else None for x in waited],
         {"computation": mean(computed), "waits": mean(exposed),
-         "rest": max(mean(calls) - mean(computed) - mean(exposed), 0.0), "unknown": other},
+         "rest": max(mean(calls) - mean(computed) - mean(exposed), 0.0)},
         timelines,
     )  # fmt: skip

@@ -15,6 +15,7 @@ from shardir.algebra.layout import Layout
 from shardir.algebra.mesh import Axis, Mesh, axes_text
 from shardir.analysis.causes import partial_values, producer, readers
 from shardir.cost.functions import functions, is_global, narrowest_float
+from shardir.cost.groups import layer_of
 from shardir.cost.memory import MemoryUse
 from shardir.cost.report import op_text
 from shardir.cost.schedule import level_of
@@ -247,7 +248,7 @@ class _FunctionRecorder:
             "again",
         )}  # fmt: skip
         for c in self.costs:
-            path, number = layer_of(c.op)
+            path, number = layer_of(c)
             place = file_location(c.op.location)
             row = (
                 op_text(c.op).partition(" = ")[0] if c.op.results else "", kinds.of(c.op.name),
@@ -288,7 +289,7 @@ class _FunctionRecorder:
         sums = dict[str, list[float]]()
         each, received = dict[str, dict[str, float]](), Counter[str]()
         for c in self.costs:
-            path, number = layer_of(c.op)
+            path, number = layer_of(c)
             mine = sums.setdefault(path, [0.0, 0.0, 0.0])
             mine[int(c.communicates)] += c.seconds
             if c.communicates:
@@ -367,21 +368,6 @@ def layout_record(layout: Layout, mesh: Mesh) -> LayoutRecord:
         [[mesh.index(rank, axes) for axes in layout.dims]
          for rank in range(min(mesh.size, MAX_PICTURED))],
     )  # fmt: skip
-
-
-def layer_of(op: Operation) -> tuple[str, str]:
-    """Return the path of an op's layer, with a star for its number, and the number: `layers.3.up.y`
-    is of `layers.*`, and `l0_wq_2` of `l*`."""
-    values = (*op.results, *op.operands)
-    hint = next((v.name_hint for v in values if v.name_hint), "").removeprefix("d_")
-    if not hint:
-        return "other", ""
-    *parts, _ = hint.split(".") if "." in hint else hint.split("_")
-    for i, part in enumerate(parts):
-        match = re.fullmatch(r"(\D*)(\d+)", part)
-        if match and ("." in hint or (match[1] and i == 0)):
-            return ".".join([*parts[:i], f"{match[1]}*"]), match[2]
-    return (parts[0] if "." in hint else "other"), ""
 
 
 def _phases(f: FuncOp, module: ModuleOp) -> dict[Operation, int]:

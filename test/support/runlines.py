@@ -41,6 +41,12 @@ def _shard_run(argv: list[str]) -> object:
     return main(argv[1:])
 
 
+def _shard_report(argv: list[str]) -> object:
+    from shardir.tools.report import main
+
+    return main(argv[1:])
+
+
 def _cat(argv: list[str]) -> object:
     for name in argv[1:]:
         sys.stdout.write(Path(name).read_text())
@@ -69,6 +75,7 @@ def _python(argv: list[str]) -> object:
 
 TOOLS: dict[str, Callable[[list[str]], object]] = {
     "shard-opt": _shard_opt,
+    "shard-report": _shard_report,
     "shard-run": _shard_run,
     "filecheck": filecheck,
     "cat": _cat,
