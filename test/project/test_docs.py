@@ -25,6 +25,7 @@ from collections.abc import Iterator
 from contextlib import chdir
 from dataclasses import dataclass
 from functools import cache
+from itertools import groupby
 from pathlib import Path
 
 import pytest
@@ -139,10 +140,18 @@ def test_shell_lines_name_what_exists() -> None:
     check_each(check_shell_line, shell_lines())
 
 
+def shell_commands(line: str) -> Iterator[list[str]]:
+    """Yield the words of each command of a line."""
+    lexer = shlex.shlex(line, posix=True, punctuation_chars="|&;")
+    lexer.whitespace_split = True
+    for is_sign, words in groupby(lexer, lambda word: not word.strip("|&;")):
+        if not is_sign:
+            yield list(words)
+
+
 def check_shell_line(placed: tuple[str, str]) -> None:
     _, line = placed
-    for part in re.split(r"\||&&|;", line.partition(" #")[0]):
-        tool, *words = shlex.split(part)
+    for tool, *words in shell_commands(line.partition(" #")[0]):
         if tool == "shard-bench":
             assert all((ROOT / "test" / "bench" / f"{w}.py").is_file() for w in words[:1])
         elif tool.startswith("shard-"):
