@@ -63,7 +63,7 @@ def losses_of(output: str) -> list[float]:
 @long_form
 def test_the_program_for_ray(tmp_path):
     (tmp_path / "with_ray.py").write_text(file(PAGE, "with_ray.py"))
-    text = file((PAGES / "README.md").read_text(), "mlp.ir")
+    text = file((PAGES / "docs/start/text-program.md").read_text(), "mlp.ir")
     found = []
     for ranks, mode in ((4, None), (1, "stand_alone")):
         directory = shardir.compile(text, mode=mode).save(tmp_path / f"out-{ranks}")
