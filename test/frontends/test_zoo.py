@@ -65,7 +65,8 @@ def test_what_is_not_exported_is_refused_with_its_place(name: str) -> None:
 @pytest.mark.parametrize(
     ("page", "sentences"),
     [
-        ("docs/guides/not-supported.md", ["the {exported} of {all} architectures that torch.export takes"]),
+        ("docs/guides/not-supported.md",
+            ["the {exported} of {all} architectures that torch.export takes"]),
         ("docs/reference/zoo.md",
             ["the {exported} of {all} architectures that torch.export takes"]),
         ("docs/guides/imported.md", ["a zoo of {all} tiny architectures",
