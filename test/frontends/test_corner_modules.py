@@ -618,10 +618,20 @@ CASES = dict(
                 "v = h - c",
             ],
         ),
+        M(
+            "composite ops whose kernels write in place",
+            [L],
+            [
+                "h = self.l(x0)",
+                "v = h - h.quantile(0.5, 1, keepdim=True)",
+                "v = v * F.cosine_similarity(h[:1], h, dim=1)[:, None]",
+            ],
+        ),
     ]
 )
 
 PLANTED = (
+    "composite ops whose kernels write in place",
     "running statistics of an instance norm whose result is not used",
     "running statistics have no gradient",
     "as_strided of a transpose is one of the memory",

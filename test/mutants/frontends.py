@@ -300,4 +300,22 @@ MUTANTS = [
         "name",
         "test/run/test_steps.py -k optimizers_over",
     ),
+    Mutant(
+        "kernels of composite ops write in place",
+        "A decomposition has the writes of the kernel that torch calls.",
+        "shardir/frontends/torch/functional.py",
+        "functional_graph",
+        "if any(map(_writes, module.graph.nodes)):",
+        "if False:",
+        "test/frontends/test_corner_modules.py -k composite",
+    ),
+    Mutant(
+        "arguments in any number have other names in a batch",
+        "Examples of *args are named by numbers alone.",
+        "shardir/frontends/torch/capture.py",
+        "_named",
+        "if p.kind is p.VAR_POSITIONAL:",
+        "if False:",
+        "test/run/test_inference_calls.py -k any_number",
+    ),
 ]

@@ -7,6 +7,8 @@ import torch
 from torch.fx import GraphModule, Interpreter, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from shardir.compat.torch import OpOverload, schema_of
+
 _COPY = torch.ops.aten.copy_.default
 
 
@@ -16,6 +18,11 @@ def functional_graph(
     """Return the graph of a function of tensors, without writes, and the new values of the
     arguments that it writes to, by their indices."""
     module = make_fx(torch.func.functionalize(function))(*examples)
+    if any(map(_writes, module.graph.nodes)):  # those of a composite kernel, called by itself
+        traced = module
+        module = make_fx(torch.func.functionalize(lambda *given: Interpreter(traced).run(*given)))(
+            *examples
+        )
     graph = module.graph
     arguments = [n for n in graph.nodes if n.op == "placeholder"]
     written: dict[int, Node] = {}
@@ -24,6 +31,12 @@ def functional_graph(
             written[arguments.index(node.args[0])] = node.args[1]
             graph.erase_node(node)
     return module, written
+
+
+def _writes(node: Node) -> bool:
+    """Whether a node writes in place. Functionalization ends in copies to arguments."""
+    target = node.target
+    return isinstance(target, OpOverload) and schema_of(target).is_mutable and target is not _COPY
 
 
 def without_writes(module: GraphModule) -> tuple[GraphModule, list[int]]:
