@@ -5,7 +5,7 @@ TORCH ?= torch==2.13.0
 CONSTRAINTS ?= constraints.txt
 VENV := .venv
 BIN := $(VENV)/bin
-PIP = $(BIN)/pip --quiet --disable-pip-version-check install $(CONSTRAINTS:%=--constraint %)
+PIP = $(BIN)/pip $(if $(MAKE_TERMERR),,--quiet) --disable-pip-version-check install $(CONSTRAINTS:%=--constraint %)
 STEPS ?= 240
 PROGRAMS ?= 2000
 MODULES ?= 2000
@@ -21,6 +21,7 @@ DIGITS := docs/examples/digits.npz
 # torch is named before the project, so that its range does not draw a newer (and larger) build.
 # The tables of the grammar are computed once here, and not by each process that tests.
 $(VENV)/ready: pyproject.toml $(CONSTRAINTS)
+	@echo "Making $(VENV): $(TORCH), shardir, and the packages of its examples and tests; minutes, once."
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) "$(TORCH)"
 	$(PIP) --editable ".[torch,examples,lsp,test,lint]"

@@ -1,6 +1,5 @@
 """shard-bench: run a benchmark of the project and print its table."""
 
-import argparse
 import json
 import shlex
 import subprocess
@@ -11,12 +10,12 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 
-from shardir.diagnostics import ShardirError
+from shardir.diagnostics import ShardirError, print_error
+from shardir.diagnostics.terminal import console
 from shardir.syntax.files import write_text
-from shardir.tools.arguments import ToolParser, add_version
+from shardir.tools.arguments import ToolParser
 from shardir.tools.commands import command
 
 Record = dict[str, Any]
@@ -79,7 +78,7 @@ def describe_run(arguments: list[str]) -> Record:
     return {"command": shlex.join(["shard-bench", *arguments]), "commit": commit, "date": date}
 
 
-def show(title: str, records: list[Record], console: Console) -> None:
+def show(title: str, records: list[Record], out: Any) -> None:
     """Print a table, with a row for each record."""
     columns = list(dict.fromkeys(key for r in records for key in r))
     table = Table(title=title)
@@ -88,7 +87,7 @@ def show(title: str, records: list[Record], console: Console) -> None:
         table.add_column(column, justify="right" if numeric else "left")
     for r in records:
         table.add_row(*(_text(r.get(column)) for column in columns))
-    console.print(table)
+    out.print(table)
 
 
 def _text(value: Any) -> str:
@@ -99,19 +98,26 @@ def _text(value: Any) -> str:
     return str(value)
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Run a benchmark. Exit codes: 0 success, 2 wrong arguments or a missing
-    package."""
+GROUPS = {"what runs": ("name", "smoke"), "looking": ("json",)}
+"""The arguments of shard-bench by what they are for; those of a benchmark are behind them."""
+
+EXAMPLES = """\
+shard-bench zero --smoke         in seconds, with figures that mean nothing
+shard-bench search --help        the options of one benchmark
+"""
+
+
+def parser() -> ToolParser:
+    """Return the parser of shard-bench's arguments, without those of a benchmark."""
     known = names()
-    listing = "\n".join(f"  {n:14} {title}" for n, title in known.items())
+    listing = "\n".join(f"  {n:{max(map(len, known))}}  {title}" for n, title in known.items())
     parser = ToolParser(
-        prog="shard-bench",
-        description=__doc__,
-        epilog=f"benchmarks:\n{listing or '  none: they are in test/bench of the source tree'}",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    add_version(parser)
-    parser.add_argument("name", choices=list(known), help="the benchmark")
+        "shard-bench", usage="[options] NAME [options of the benchmark]", groups=GROUPS,
+        examples=EXAMPLES,
+        description="Run a benchmark of the project and print its table.\n\nbenchmarks:\n"
+        + (listing or "  none: they are in test/bench of the source tree"),
+    )  # fmt: skip
+    parser.add_argument("name", metavar="NAME", choices=list(known), help="the benchmark")
     parser.add_argument(
         "--json", type=Path, metavar="FILE",
         help="write the records of the table as JSON, with the commit, date and command",
@@ -120,41 +126,49 @@ def main(arguments: list[str] | None = None) -> int:
         "--smoke", action="store_true",
         help="try it in seconds, on small sizes; the figures mean nothing",
     )  # fmt: skip
+    parser.arrange()
+    return parser
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run a benchmark. Exit codes: 0 success, 2 wrong arguments or a missing
+    package."""
+    known, parsed = names(), parser()
     arguments = sys.argv[1:] if arguments is None else arguments
     name = next((a for a in arguments if a in known), "")
-    progress = Console(stderr=True)
+    progress = console(sys.stderr, 120)
     try:
         module = load(name) if name else None
         if module is not None and "--smoke" in arguments:
             vars(module).update(module.SMOKE)
         if module is not None and hasattr(module, "add_options"):
-            module.add_options(parser)
-        options = vars(parser.parse_args(arguments))
-        options.pop("smoke")
+            module.add_options(parsed.add_argument_group(f"options of {name}"))
+        options = vars(parsed.parse_args(arguments))
+        del options["smoke"], options["color"]
         assert module is not None
         json_file, chosen = options.pop("json"), options.pop("name")
         if chosen != name:  # `name` is the value of an option before the benchmark
-            parser.error(f"expected the benchmark before its options, got {name} before {chosen}")
+            parsed.error(f"expected the benchmark before its options, got {name} before {chosen}")
         if json_file is not None and not json_file.parent.is_dir():
-            parser.error(f"--json: expected a file in an existing folder, got {json_file}")
+            parsed.error(f"--json: expected a file in an existing folder, got {json_file}")
         records = module.records(lambda line: progress.print(line, style="dim"), **options)
     except ImportError as e:
         missing = f"pip install 'shardir[{EXTRAS.get(e.name or '', 'torch')}]'"
-        print(f"error: {name} requires {e.name}; use {missing}", file=sys.stderr)
+        print_error(f"{name} requires {e.name}; use {missing}")
         return 2
     except ShardirError as e:
-        print(f"error: {e}", file=sys.stderr)
+        print_error(str(e))
         return 2
     tables = module.tables(records) if hasattr(module, "tables") else {"": records}
-    console = Console(width=None if sys.stdout.isatty() else 120)
+    out = console(sys.stdout, 120)
     for title, rows in tables.items():
-        show(f"shard-bench {name}{': ' if title else ''}{title}", rows, console)
+        show(f"shard-bench {name}{': ' if title else ''}{title}", rows, out)
     if json_file is not None:
         try:
             run = {**describe_run(arguments), "records": records}
             write_text(json_file, json.dumps(run, indent=1) + "\n")
         except ShardirError as e:
-            print(f"error: {e}", file=sys.stderr)
+            print_error(str(e))
             return 2
     return 0
 

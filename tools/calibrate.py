@@ -12,15 +12,13 @@ import platform
 import re
 import signal
 import sys
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from shardir.backend.runs import LaunchError, Options, RankCalls
 from shardir.cost import clusters
-from shardir.diagnostics import ShardirError
+from shardir.diagnostics import ShardirError, counted, print_error
 from shardir.syntax.files import scratch_folder, write_text
-from shardir.tools.arguments import ToolParser, add_version, output_file, positive, seconds
+from shardir.tools.arguments import ToolParser, output_file, positive, seconds
 from shardir.tools.commands import command
 from shardir.tools.fitted_cluster import (
     Calibration,
@@ -33,10 +31,17 @@ from shardir.tools.fitted_cluster import (
 from shardir.tools.probe_functions import SMALLEST
 from shardir.tools.probes import module, probes
 
-EXAMPLE = """example:
-  shard-calibrate --ranks 4 -o here.ir     one to two minutes, on a quiet machine
-  shard-opt net.ir -p train --cost=here.ir
+EXAMPLES = """\
+shard-calibrate --ranks 4 -o here.ir     one to two minutes, on a quiet machine
+shard-opt net.ir -p train --cost=here.ir
 """
+
+GROUPS = {
+    "what is measured": ("output", "ranks", "backend", "links", "name"),
+    "how": ("rounds", "turn", "most", "timeout"),
+}
+"""The arguments of shard-calibrate by what they are for."""
+
 MAX_LOAD = 0.5
 """The number of other running processes per core above which times are unreliable: latencies are
 then several times as long."""
@@ -48,25 +53,22 @@ LARGEST_MESSAGE = {"gloo": 1 << 22, "shm": 1 << 22, "nccl": 1 << 28}
 def main(arguments: list[str] | None = None) -> int:
     """Calibrate. Exit codes: 0 success, 1 a rank failed, 2 no start or no output, 3 the machine was
     too busy (the file is still written)."""
-    parser = _parser()
-    options = parser.parse_args(arguments)
+    parsed = parser()
+    options = parsed.parse_args(arguments)
     if (options.ranks == 1) != (options.links is not None):
         got = "one rank without" if options.ranks == 1 else f"{options.ranks} ranks with"
-        parser.error(f"expected 2 ranks or more, or --ranks 1 with --links, got {got} --links")
+        parsed.error(f"expected 2 ranks or more, or --ranks 1 with --links, got {got} --links")
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     try:
         calibration, about, load = _measure(options)
     except ImportError as error:
-        print(
-            f"error: shard-calibrate requires {error.name}; use pip install 'shardir[calibrate]'",
-            file=sys.stderr,
-        )
+        print_error(f"shard-calibrate requires {error.name}; use pip install 'shardir[calibrate]'")
         return 2
     except LaunchError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print_error(str(error))
         return error.exit_code
     except ShardirError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print_error(str(error))
         return 2
     result = text(options.name, calibration, about)
     if options.output is None:
@@ -75,27 +77,24 @@ def main(arguments: list[str] | None = None) -> int:
         try:
             write_text(options.output, result)
         except ShardirError as error:
-            print(f"error: {error}", file=sys.stderr)
+            print_error(str(error))
             return 2
     if load > MAX_LOAD:
-        print(
-            f"error: expected a quiet machine, got {load:.1f} other running processes for each "
-            "core; measure again when it is quiet",
-            file=sys.stderr,
+        print_error(
+            f"expected a quiet machine, got {load:.1f} other running processes for each core; "
+            "measure again when it is quiet"
         )
         return 3
     return 0
 
 
-def _parser() -> argparse.ArgumentParser:
+def parser() -> ToolParser:
+    """Return the parser of shard-calibrate's arguments."""
     parser = ToolParser(
-        prog="shard-calibrate",
-        description=__doc__,
-        epilog=EXAMPLE,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+        "shard-calibrate", usage="[options] -o FILE", groups=GROUPS, examples=EXAMPLES,
+        description=(__doc__ or "").replace("shard-calibrate: m", "M", 1),
+    )  # fmt: skip
     add = parser.add_argument
-    add_version(parser)
     add(
         "-o",
         "--output",
@@ -143,6 +142,7 @@ def _parser() -> argparse.ArgumentParser:
         metavar="S",
         help="the maximum wait for a rank in seconds (120)",
     )
+    parser.arrange()
     return parser
 
 
@@ -184,7 +184,7 @@ def _measure(options: argparse.Namespace) -> tuple[Calibration, list[str], float
     before = os.getloadavg()[0]
     with (
         scratch_folder() as folder,
-        _progress(options.rounds) as show,
+        counted("measuring", options.rounds) as show,
     ):
         program = compiled.save(folder / "program")
         run = Options(backend=options.backend, timeout=options.timeout)
@@ -206,20 +206,6 @@ def _measure(options: argparse.Namespace) -> tuple[Calibration, list[str], float
         f"Other running processes for each core: {load:.1f}; above {MAX_LOAD:g}, latencies grow",
     ]
     return calibration, about, load
-
-
-@contextmanager
-def _progress(rounds: int) -> Any:
-    """Show the number of completed rounds on stderr: a bar on a terminal, else a line each."""
-    if not sys.stderr.isatty():
-        yield lambda done: print(f"round {done}/{rounds}", file=sys.stderr, flush=True)
-        return
-    from rich.console import Console
-    from rich.progress import Progress
-
-    with Progress(console=Console(stderr=True)) as bar:
-        task = bar.add_task("measuring", total=rounds)
-        yield lambda done: bar.update(task, completed=done)
 
 
 def _memory() -> int:

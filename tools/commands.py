@@ -14,6 +14,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from errno import ENOSPC
 from importlib import import_module
 from io import TextIOWrapper
 from typing import NoReturn
@@ -107,7 +108,8 @@ def command(name: str) -> int:
     except BrokenPipeError:
         code = _fail("", 128 + signal.SIGPIPE)
     except OSError as e:
-        code = _fail(f"error: {_subject(e)}: {e.strerror or e}", 2)
+        advice = "\n  help: free space there, or write elsewhere" if e.errno == ENOSPC else ""
+        code = _fail(f"error: {_subject(e)}: {e.strerror or e}{advice}", 2)
     for number in (signal.SIGINT, *ENDING):
         signal.signal(number, signal.SIG_IGN)  # while Python ends
     gc.freeze()  # saves a collection while Python ends
@@ -140,7 +142,13 @@ def _subject(error: OSError) -> str:
 def _fail(message: str, code: int) -> int:
     """Print a message, discard pending output, and return the code."""
     with suppress(OSError):
-        print(message, end="\n" if message else "", file=sys.stderr, flush=True)
+        word, is_error, text = message.partition("error: ")
+        if is_error and not word:
+            from shardir.diagnostics import print_error
+
+            print_error(text)
+        else:
+            print(message, end="\n" if message else "", file=sys.stderr, flush=True)
     nowhere = os.open(os.devnull, os.O_WRONLY)
     for stream in (1, 2):
         os.dup2(nowhere, stream)

@@ -28,7 +28,16 @@ from xdsl.utils.target import Target
 
 from shardir import pipelines
 from shardir.algebra.garbage import no_gc
-from shardir.diagnostics import Diagnostic, Failure, ParseErrors, ShardirError, did_you_mean
+from shardir.diagnostics import (
+    Diagnostic,
+    Failure,
+    ParseErrors,
+    ShardirError,
+    did_you_mean,
+    print_error,
+    progress_shown,
+    report_progress,
+)
 from shardir.dialects.installed import installed
 from shardir.rewriting.copying import copied
 from shardir.rewriting.options import UsageError, instantiate, parse_options
@@ -43,7 +52,6 @@ from shardir.tools.expected import compare
 from shardir.tools.internal import BUG, InternalError, guard
 from shardir.tools.opt_arguments import OptArguments
 from shardir.tools.opt_reports import PassTimes, Reports, cluster_of
-from shardir.tools.progress import progress_shown
 
 if TYPE_CHECKING:  # imported late: most runs only print the program
     from shardir.backend.interface import Origin
@@ -160,7 +168,7 @@ class Driver(OptArguments):
             meshes = [comparison.mesh_of(text) for text in given.split(";") if text.strip()]
         entries = [comparison.entry(x) for x in self.args.compare.split(";") if x.strip()]
         module = default_parser().parse_source(source)
-        with progress_shown():
+        with progress_shown("comparing"):
             found = comparison.compare_plans(
                 module, entries, meshes, cluster, recorded=self.args.report is not None
             )
@@ -181,12 +189,15 @@ class Driver(OptArguments):
         else:
             lines, failed = diagnostics, any(d.severity == "error" for d in diagnostics)
         for line in lines:
-            print(line, file=sys.stderr)
+            if isinstance(line, Diagnostic):
+                line.show()
+            else:
+                print(line, file=sys.stderr)
         return failed
 
     def process(self, source: Source) -> tuple[str | None, list[Diagnostic]]:
         """Return the output of a program, or None if it has an error, and its diagnostics."""
-        with collect_warnings() as warnings, progress_shown():
+        with collect_warnings() as warnings, progress_shown(f"compiling {source.name}"):
             try:
                 output = self.compile(source)
                 errors: list[Diagnostic] = []
@@ -296,6 +307,7 @@ class Driver(OptArguments):
 
     def apply(self, p: ModulePass, module: ModuleOp) -> None:
         before = copied(module) if self.args.check_equivalence else None
+        report_progress(p.name)
         with self.internal(f"pass {p.name}"):
             if p.name == pipelines.PROPAGATION:
                 self.reports.propagation(module)
@@ -385,7 +397,7 @@ def main(args: Sequence[str] | None = None) -> int:
             driver = Driver(args)
             return driver.main()
     except ShardirError as e:
-        print(f"shard-opt: error: {e}", file=sys.stderr)
+        print_error(str(e), "shard-opt")
         return 2
     except InternalError as e:
         path = None if driver is None else driver.reproducer(str(e))

@@ -43,11 +43,53 @@ OF_MLIR = {
 }
 """Names that options have in mlir-opt."""
 
+METAVARS = {"input_file": "FILE", "target": "FORMAT", "output_file": "OUT"}
+
 UNSUPPORTED = ("parsing_diagnostics", "shrink", "syntax_highlight")
 """xDSL's arguments that shard-opt does not have."""
 
 OPTIONAL_VALUE = ("--cost", "--cost-ops", "--explain")
 """Arguments whose value is optional, and needs a `=`: the next word is the input file."""
+
+
+GROUPS = {
+    "what runs": (
+        "input_file", "passes", "mode", "plan", "target", "output_file", "arena", "imports",
+        "list_passes",
+    ),
+    "which plan, what it costs, and why": (
+        "cost", "cost_ops", "compare", "meshes", "format", "report", "explain",
+        "explain_redistributions", "trace", "print_plan", "save_strategies", "cost_graph",
+    ),
+    "the text": (
+        "short_types", "no_aliases", "print_op_generic", "print_no_properties", "print_debuginfo",
+    ),
+    "each pass": (
+        "print_ir_after_all", "print_ir_before_all", "print_ir_after", "print_ir_before",
+        "print_between_passes", "time_passes", "verify_each", "check_equivalence",
+        "dump_pass_pipeline",
+    ),
+    "what is read": (
+        "frontend", "split_input_file", "allow_unregistered_dialect", "no_implicit_module",
+        "disable_verify",
+    ),
+    "tests and errors": (
+        "verify_diagnostics", "verify_roundtrip", "run_reproducer", "traceback", "show_dialects",
+    ),
+}  # fmt: skip
+"""The arguments of shard-opt by what they are for."""
+
+EXAMPLES = """\
+shard-opt net.ir -p propagate-strategies                   a layout on every value
+shard-opt net.ir --plan "fsdp(dp)" -p train --cost=h200    the time and memory of a step
+shard-opt net.ir --compare "ddp; fsdp(dp); auto" --meshes 16 --cost=h200
+shard-opt net.ir -p train -t torch -o out                  a directory for shard-run
+"""
+
+
+def parser() -> ToolParser:
+    """Return the parser of shard-opt's arguments."""
+    return OptArguments.__new__(OptArguments).make_parser()
 
 
 class OptArguments(xDSLOptMain):
@@ -60,6 +102,12 @@ class OptArguments(xDSLOptMain):
     version_format = f"shard-opt of shardir {__version__}, on xDSL {{xdsl_version}}"
 
     def __init__(self, args: Sequence[str] | None = None):
+        words = sys.argv[1:] if args is None else args
+        parsed = self.make_parser()
+        self.args = parsed.parse_args([f"{a}=" if a in OPTIONAL_VALUE else a for a in words])
+
+    def make_parser(self) -> ToolParser:
+        """Register what is installed, and return the parser."""
         self.available_frontends = {}
         self.available_passes = {}
         self.available_targets = {}
@@ -68,12 +116,13 @@ class OptArguments(xDSLOptMain):
         self.register_all_passes()
         self.register_all_targets()
         parser = ToolParser(
-            "shard-opt", other=self.pass_of,
+            "shard-opt", usage="[options] [FILE]", groups=GROUPS, examples=EXAMPLES,
             description="Verify a program, run passes over it, and print it or emit Python.",
+            other=self.pass_of, version=False,
         )  # fmt: skip
         self.register_all_arguments(parser)
-        words = sys.argv[1:] if args is None else args
-        self.args = parser.parse_args([f"{a}=" if a in OPTIONAL_VALUE else a for a in words])
+        parser.arrange()
+        return parser
 
     def pass_of(self, word: str) -> str:
         """Return what to use in place of a flag of mlir-opt with the name of a pass."""
@@ -94,6 +143,7 @@ class OptArguments(xDSLOptMain):
         super().register_all_arguments(arg_parser)
         for action in list(arg_parser._actions):
             action.help = HELP.get(action.dest, action.help)
+            action.metavar = METAVARS.get(action.dest, action.metavar)
             if action.dest in UNSUPPORTED:
                 action.help = argparse.SUPPRESS
                 arg_parser._remove_action(action)

@@ -9,24 +9,28 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from shardir.diagnostics import ShardirError
-from shardir.tools.arguments import ToolParser, add_version, import_modules, output_file
+from shardir.diagnostics import ParseErrors, ShardirError, print_error, progress_shown
+from shardir.tools.arguments import ToolParser, import_modules, output_file
 from shardir.tools.commands import command
 
+GROUPS = {
+    "what is shown": ("programs", "output", "cost", "trace", "title", "json"),
+    "compiling .ir files": ("passes", "mode", "plan", "precision", "recompute", "imports"),
+}
+"""The arguments of shard-report by what they are for."""
+
 EXAMPLES = """\
-examples:
-  shard-report net.ir --plan "megatron(tp) * fsdp(dp)" --cost h200 -o report.html
-  shard-report out --trace run.json -o report.html
-  shard-report ddp fsdp -o both.html
-  shard-report net.ir --json > report.json
+shard-report net.ir --plan "megatron(tp) * fsdp(dp)" --cost h200 -o report.html
+shard-report out --trace run.json -o report.html
+shard-report ddp fsdp -o both.html
+shard-report net.ir --json > report.json
 """
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Write a report. Exit codes: 0 success; 1 an error of a program; 2 a wrong command line, or a
     file that cannot be read or written."""
-    parser = _parser()
-    options = parser.parse_args(arguments)
+    options = parser().parse_args(arguments)
     try:
         if options.json == (options.output is not None):
             given = "both" if options.json else "neither"
@@ -37,11 +41,12 @@ def main(arguments: list[str] | None = None) -> int:
             )
         import_modules(options.imports)
         return _write(options)
+    except ParseErrors as error:
+        error.show()
+        return 1
     except ShardirError as error:
-        text = str(error)
-        is_located = ": error: " in text
-        print(text if is_located else f"shard-report: error: {text}", file=sys.stderr)
-        return 1 if is_located else 2
+        print_error(str(error), "shard-report")
+        return 2
 
 
 def _write(options: argparse.Namespace) -> int:
@@ -52,12 +57,11 @@ def _write(options: argparse.Namespace) -> int:
     from shardir.reports.record import ReportRecord
     from shardir.syntax.files import write_text
     from shardir.syntax.source import collect_warnings
-    from shardir.tools.progress import progress_shown
 
     cluster = load(options.cost) if options.cost else None
     trace = None if options.trace is None else read_trace(options.trace)
     records = []
-    with collect_warnings(), progress_shown():  # the compilation of the program has them
+    with collect_warnings(), progress_shown("reporting"):  # the compilation of the program has them
         for path in options.programs:
             source, module, passes = _program(path, options)
             records.append(
@@ -108,13 +112,14 @@ def _program(path: Path, options: argparse.Namespace) -> Any:
     return Source(text, str(path)), parse(text, str(path), verify=True), passes
 
 
-def _parser() -> argparse.ArgumentParser:
+def parser() -> ToolParser:
+    """Return the parser of shard-report's arguments."""
     parser = ToolParser(
-        prog="shard-report", description=(__doc__ or "").splitlines()[0], epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        "shard-report", usage="[options] PROGRAM ...", groups=GROUPS, examples=EXAMPLES,
+        description="Write a page that shows programs: time, timeline, memory, layouts, "
+        "communication.",
     )  # fmt: skip
     add = parser.add_argument
-    add_version(parser)
     add(
         "programs", nargs="+", type=Path, metavar="PROGRAM",
         help=".ir files, or directories that shard-opt wrote",
@@ -122,30 +127,27 @@ def _parser() -> argparse.ArgumentParser:
     add("-o", "--output", type=output_file, metavar="FILE", help="the page, such as report.html")
     add("--json", action="store_true", help="print the data of the page, in place of it")
     add("--title", help="the title of the page (the names of the programs)")
-    looking = parser.add_argument_group("what is shown")
-    looking.add_argument(
+    add(
         "--cost", metavar="CLUSTER",
         help="the cluster of the devices, ready-made or in a file (that of the program's mesh)",
     )  # fmt: skip
-    looking.add_argument(
+    add(
         "--trace", type=Path, metavar="FILE",
         help="show the times that shard-run --trace=FILE has measured beside the predicted ones",
     )  # fmt: skip
-    compiling = parser.add_argument_group("compiling, for .ir files")
-    compiling.add_argument(
+    add(
         "-p", "--passes", "--pass-pipeline", dest="passes", metavar="P",
         help="the passes to run (train)",
     )  # fmt: skip
-    compiling.add_argument("--mode", help="a mode, in place of passes: semi_auto, auto, ...")
-    compiling.add_argument("--plan", metavar="P", help="a plan, its file, or presets such as fsdp")
-    compiling.add_argument("--precision", metavar="TYPE", help="of products: bf16 or f16")
-    compiling.add_argument(
-        "--recompute", metavar="R", help="full, dots, or a budget of memory, such as 6GB or 0.6"
-    )
-    compiling.add_argument(
+    add("--mode", help="a mode, in place of passes: semi_auto, auto, ...")
+    add("--plan", metavar="P", help="a plan, its file, or presets such as fsdp")
+    add("--precision", metavar="TYPE", help="of products: bf16 or f16")
+    add("--recompute", metavar="R", help="full, dots, or a budget of memory, such as 6GB or 0.6")
+    add(
         "--import", dest="imports", action="append", default=[], metavar="MODULE",
         help="import a Python module that registers custom ops",
     )  # fmt: skip
+    parser.arrange()
     return parser
 
 

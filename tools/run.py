@@ -16,9 +16,9 @@ from typing import Any
 
 from shardir.backend.runs import LaunchError, OnTrace, Options, Report
 from shardir.backend.torch.launch.forks import forks
-from shardir.diagnostics import ShardirError
+from shardir.diagnostics import ParseErrors, ShardirError, print_error, progress_shown
 from shardir.syntax.files import read_text, scratch_folder
-from shardir.tools.arguments import ToolParser, add_version, import_modules, output_file, size
+from shardir.tools.arguments import ToolParser, import_modules, output_file, size
 from shardir.tools.commands import command
 from shardir.tools.machines import add_to, on_machines
 
@@ -40,10 +40,10 @@ def program_words() -> list[str]:
 def main(arguments: list[str] | None = None) -> int:
     """Run a program. Exit codes: 0 success; 1 a rank failed, --check disagreed or the last loss is
     not finite; 2 the program did not start."""
-    parser = _parser()
-    options = parser.parse_args(arguments)
+    parsed = parser()
+    options = parsed.parse_args(arguments)
     try:
-        if (code := on_machines(program_words(), parser, options)) is not None:
+        if (code := on_machines(program_words(), parsed, options)) is not None:
             return code
         with ExitStack() as stack:
             directory = options.program
@@ -57,22 +57,58 @@ def main(arguments: list[str] | None = None) -> int:
                 directory = _compile(directory, options, folder)
             return _run(directory, options, run_options)
     except LaunchError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print_error(str(error))
         return error.exit_code
-    except ShardirError as error:  # the compiler's messages may begin with a location
-        text = str(error)
-        print(text if ": error: " in text else f"error: {text}", file=sys.stderr)
+    except ParseErrors as error:
+        error.show()
+        return 2
+    except ShardirError as error:
+        print_error(str(error))
         return 2
     except RecursionError:
-        print("error: the program is nested too deeply", file=sys.stderr)
+        print_error("the program is nested too deeply")
         return 2
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = ToolParser(prog="shard-run", description=(__doc__ or "").splitlines()[0])
+GROUPS = {
+    "what runs": (
+        "program", "steps", "check", "backend", "device", "nproc", "seed", "threads", "compile",
+        "timeout",
+    ),
+    "data and weights": ("data", "last", "weights", "broadcast"),
+    "checkpoints": (
+        "checkpoints", "save_every", "keep", "resume", "steps_done", "export", "max_shard_size",
+    ),
+    "looking": (
+        "eval_every", "log", "tensorboard", "log_every", "dump", "trace", "trace_steps",
+        "trace_cluster", "allow_nan", "detect_anomaly",
+    ),
+    "machines": ("nnodes", "node_rank", "rdzv", "max_restarts", "hosts", "start", "slurm"),
+    "compiling an .ir file": (
+        "mode", "plan", "pass_pipeline", "arena", "import", "save_strategies",
+    ),
+}  # fmt: skip
+"""The arguments of shard-run by what they are for."""
+
+EXAMPLES = """\
+shard-run out --steps 100                        run a directory that shard-opt wrote
+shard-run net.ir --plan "fsdp(dp)" --check       compile, run, compare with one device
+shard-run out --data x,labels=train.npz --checkpoints ckpt --save-every 500 --resume ckpt
+shard-run out --hosts a,b --start                the same on two machines, by ssh
+"""
+
+
+def parser() -> ToolParser:
+    """Return the parser of shard-run's arguments."""
+    parser = ToolParser(
+        "shard-run", usage="[options] PROGRAM", groups=GROUPS, examples=EXAMPLES,
+        description="Run a compiled directory, or compile an .ir file and run it.",
+    )  # fmt: skip
     add = parser.add_argument
-    add_version(parser)
-    add("program", type=Path, help="a directory that shard-opt wrote, or an .ir file")
+    add(
+        "program", metavar="PROGRAM", type=Path,
+        help="a directory that shard-opt wrote, or an .ir file",
+    )  # fmt: skip
     add("--nproc", type=int, help="the number of ranks (the mesh's)")
     Options.add_to(parser)
     add_to(parser)
@@ -86,25 +122,26 @@ def _parser() -> argparse.ArgumentParser:
         help="the maximum size of an exported file, such as 5GB; beyond it there are several files "
         "and an index",
     )  # fmt: skip
-    add("-p", "--pass-pipeline", metavar="P", help="for an .ir file: the passes to run (train)")
+    add("-p", "--pass-pipeline", metavar="P", help="the passes to run (train)")
     add(
-        "--mode", help="for an .ir file, instead of passes: stand_alone, data, hybrid, semi_auto, "
+        "--mode", help="instead of passes: stand_alone, data, hybrid, semi_auto, "
         "auto or manual, with options such as auto{memory=16GB} (semi_auto)",
     )  # fmt: skip
-    add("--plan", metavar="P", help="for an .ir file: a plan, its file, or presets such as fsdp")
+    add("--plan", metavar="P", help="a plan, its file, or presets such as fsdp")
     add(
         "--save-strategies",
         metavar="F",
-        help="for an .ir file: write its strategies and layouts to F, as a plan",
+        help="write its strategies and layouts to F, as a plan",
     )
     add(
         "--arena", action="store_true",
-        help="for an .ir file: let its values have one block of memory, at planned offsets",
+        help="let its values have one block of memory, at planned offsets",
     )  # fmt: skip
     add(
         "--import", action="append", default=[], metavar="MODULE",
-        help="for an .ir file: a Python module that registers custom ops",
+        help="a Python module that registers custom ops",
     )  # fmt: skip
+    parser.arrange()
     return parser
 
 
@@ -131,9 +168,8 @@ def _compile(path: Path, options: argparse.Namespace, directory: Path) -> Path:
     """Compile an .ir file into a directory."""
     from shardir.api.compilation import compile_file
     from shardir.syntax.source import Source, collect_warnings
-    from shardir.tools.progress import progress_shown
 
-    with collect_warnings() as warnings, progress_shown():
+    with collect_warnings() as warnings, progress_shown(f"compiling {path}"):
         try:
             compile_file(
                 path, options.pass_pipeline, mode=options.mode, plan=options.plan,
@@ -148,7 +184,7 @@ def _compile(path: Path, options: argparse.Namespace, directory: Path) -> Path:
             ) from error
     source = Source(read_text(path) if warnings else "", str(path))
     for op, message in warnings:
-        print(dataclasses.replace(source.at_op(op, message), severity="warning"), file=sys.stderr)
+        dataclasses.replace(source.at_op(op, message), severity="warning").show()
     return directory
 
 
@@ -179,7 +215,7 @@ def _run(directory: Path, arguments: argparse.Namespace, options: Options) -> in
             )
     print(*summary(report), *differences, *traced, sep="\n", flush=True)
     for line in not_finite(report):
-        print(f"warning: {line}", file=sys.stderr)
+        print_error(line, word="warning")
     return 0 if all(difference.agrees for difference in differences) else 1
 
 

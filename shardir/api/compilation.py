@@ -18,6 +18,7 @@ from shardir.diagnostics import (
     ShardirError,
     check_arguments,
     describe,
+    progress_shown,
     show_overloads,
 )
 from shardir.syntax.files import read_text
@@ -122,7 +123,8 @@ def compile(program: Any, *args: Any, **options: Any) -> Any:
     Raises:
         ShardirError: the errors of the program or the pipeline, with their locations.
     """
-    with in_python_words():  # no decorator: the line of the caller is that of the program
+    # No decorators: the line of the caller is that of the program.
+    with in_python_words(), progress_shown("compiling", lines=False):
         return _compile(program, *args, **options)
 
 

@@ -23,7 +23,12 @@ from shardir.backend.runs import Options, Report, in_python_words, with_options
 from shardir.cost.clusters import load
 from shardir.cost.functions import functions, is_global
 from shardir.cost.report import FunctionCost, cost_of_function, report
-from shardir.diagnostics import ShardirError, check_arguments, size_text
+from shardir.diagnostics import (
+    ShardirError,
+    check_arguments,
+    report_progress,
+    size_text,
+)
 from shardir.dialects.nn.base import Array
 from shardir.reports.layouts import Explanation
 from shardir.reports.record import ReportRecord
@@ -103,6 +108,7 @@ def compile_module(
         def work() -> None:
             nonlocal original, done
             for done, p in enumerate(passes):  # noqa: B007 - read where one fails
+                report_progress(p.name)
                 p.apply(context, module)
                 if pipelines.runs_on_one_device(p):
                     original = copied(module)

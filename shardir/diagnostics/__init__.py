@@ -21,7 +21,7 @@ from shardir.diagnostics.errors import (
     ShardirError,
 )
 from shardir.diagnostics.progress import progress_to, report_progress
-from shardir.diagnostics.terminal import progress_shown, width
+from shardir.diagnostics.terminal import counted, painter, print_error, progress_shown, width
 from shardir.diagnostics.wording import (
     describe,
     did_you_mean,
@@ -46,11 +46,14 @@ __all__ = [
     "check_arguments",
     "check_call",
     "coded",
+    "counted",
     "describe",
     "did_you_mean",
     "first_paragraph",
     "nearest",
     "one_of",
+    "painter",
+    "print_error",
     "progress_shown",
     "progress_to",
     "report_progress",

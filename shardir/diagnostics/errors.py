@@ -1,8 +1,11 @@
 """The errors that bad input raises, and a diagnostic: an error with its source location."""
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
+
+from shardir.diagnostics.terminal import STYLES, Paint, painter, plain
 
 SHOWN = 300
 """The number of characters of a source line to show at most: a constant may have 30,000 numbers."""
@@ -45,16 +48,30 @@ class Diagnostic:
         return f"{self.file}:{self.line}:{self.column}" if self.line else self.file
 
     def __str__(self) -> str:
-        lines = [f"{self.location}: {self.severity}: {self.message}"]
+        return self.rendered(plain)
+
+    def rendered(self, paint: Paint) -> str:
+        """Return the text; with colours, the source line has its number before it."""
+        style = self.severity if self.severity in STYLES else "note"
+        head = paint(f"{self.severity}:", style)
+        lines = [f"{paint(f'{self.location}:', 'bold')} {head} {paint(self.message, 'bold')}"]
+        gutter = gap = " "
+        if paint is not plain:
+            gutter, gap = f"{self.line:>4} | ", "     | "
         if self.source:
             first = max(0, self.column - 1 - SHOWN // 2) if len(self.source) > SHOWN else 0
             shown = self.source[first : first + SHOWN]
             before = self.source[first : self.column - 1]
             indent = "".join("\t" if c == "\t" else " " for c in before)
             width = max(1, min(self.length, len(shown) - len(before)))
-            lines += [f"  {shown}", f"  {indent}{'^' * width}"]
-        lines += [f"  note: {n}" for n in self.notes]
+            lines.append(f" {paint(gutter, 'dim')}{shown}")
+            lines.append(f" {paint(gap, 'dim')}{indent}{paint('^' * width, style)}")
+        lines += [f"  {paint('note:', 'note')} {n}" for n in self.notes]
         return "\n".join(lines)
+
+    def show(self) -> None:
+        """Print the text on stderr."""
+        print(self.rendered(painter(sys.stderr)), file=sys.stderr)
 
 
 class Locator(Protocol):
@@ -84,3 +101,8 @@ class ParseErrors(ShardirError):  # noqa: N818 - a set of errors
     def __init__(self, errors: Sequence[Diagnostic]):
         self.errors = list(errors)
         super().__init__("\n".join(map(str, self.errors)))
+
+    def show(self) -> None:
+        """Print the errors on stderr."""
+        for error in self.errors:
+            error.show()

@@ -70,6 +70,27 @@ def painter(stream: TextIO) -> Paint:
     return colored if has_color(stream) else plain
 
 
+def print_error(text: str, tool: str = "", word: str = "error") -> None:
+    """Print an error on stderr: what is wrong in the first line, where in indented ones, what to do
+    in one that begins with `help:`.
+
+    Args:
+        tool: its name, before the word.
+        word: `error` or `warning`.
+    """
+    paint = painter(sys.stderr)
+    what, *where = text.split("\n")
+    before = f"{tool}: " if tool else ""
+    print(f"{before}{paint(f'{word}:', word)} {paint(what, 'bold')}", file=sys.stderr)
+    for line in where:
+        blank, label, rest = line.partition("help: ")
+        if label and not blank.strip():
+            print(f"{blank}{paint('help:', 'note')} {rest}", file=sys.stderr)
+        else:
+            print(paint(line, "dim"), file=sys.stderr)
+    sys.stderr.flush()
+
+
 def width() -> int:
     """Return the columns of the terminal: COLUMNS, or those of the stream that is a terminal, else
     WIDTH; at least NARROWEST."""
@@ -154,3 +175,17 @@ def progress_shown(text: str, lines: bool = True) -> Iterator[None]:
             yield
     finally:
         waiting.stop()
+
+
+@contextmanager
+def counted(text: str, total: int) -> Iterator[Callable[[int], object]]:
+    """Yield a function that shows on stderr how many of `total` parts are done: a bar on a
+    terminal, else a line each."""
+    if not is_terminal(sys.stderr):
+        yield lambda done: print(f"{text}: {done} of {total}", file=sys.stderr, flush=True)
+        return
+    from rich.progress import Progress
+
+    with Progress(console=console(sys.stderr)) as bar:
+        task = bar.add_task(text, total=total)
+        yield lambda done: bar.update(task, completed=done)

@@ -145,7 +145,7 @@ def test_an_arena_is_an_option_of_a_compilation(
     """It is retained where a directory is compiled again, for other ranks or for a trace."""
     source, text = tmp_path / "net.ir", programs.mlp(mesh=(2, 1))
     source.write_text(text)
-    options = tool._parser().parse_args([str(source), "--arena"])
+    options = tool.parser().parse_args([str(source), "--arena"])
     directory = tool._compile(source, options, tmp_path / "out")
     program = (directory / "program.py").read_text()
     assert (

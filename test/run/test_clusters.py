@@ -50,7 +50,7 @@ def test_commands_of_kubernetes(name, variables, rdzv, tmp_path, monkeypatch):
     for pod in pods:
         argv = [*pod["command"], *pod["args"]]
         said = subprocess.run(argv, env=env, capture_output=True, text=True, check=True).stdout
-        given = tool._parser().parse_args(said.split("\0")[:-1])
+        given = tool.parser().parse_args(said.split("\0")[:-1])
         assert (given.nnodes, given.node_rank, given.rdzv) == ("2", 1, rdzv)
         assert (given.backend, given.checkpoints) == ("nccl", given.resume)
 

@@ -106,7 +106,9 @@ def test_a_rank_that_is_killed(backend, tmp_path):
     lines, before = "if calls == 5 and mesh.rank == 3: os.kill(os.getpid(), 9)", shared_files()
     found = message(program(tmp_path, GRADIENTS, lines), 60, backend=backend)
     assert found[0].startswith("rank 3 was killed by SIGKILL")
-    matches([r"  rank 3: step 5, after all-reduce of y \(mlp\.ir:10, program\.py:\d+\)"], found[1:])
+    *places, use = found[1:]
+    matches([r"  rank 3: step 5, after all-reduce of y \(mlp\.ir:10, program\.py:\d+\)"], places)
+    assert use.startswith("  help: smaller batches, fsdp or recompute need less memory; ")
     assert shared_files() == before
 
 

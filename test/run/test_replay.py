@@ -46,7 +46,7 @@ ROOT = TEXT.replace(
 """The root of a square has no derivative at 0: the product of 0 and infinity."""
 
 EXPECTED = "step: expected a finite loss, got "
-USE = "; use a lower learning rate, or --allow-nan"
+USE = "\n  help: use a lower learning rate, or --allow-nan"
 IN_PYTHON = USE.replace("--allow-nan", "allow_nan=True")
 
 
@@ -94,7 +94,7 @@ def test_the_rank_that_reads_a_row_with_nan_is_named(tmp_path, row):
     found = _error(_program(tmp_path, data), log=log)
     assert (
         found
-        == f"nan in step {step}: step {step}, rank {rank}: nan first in the input x{IN_PYTHON}"
+        == f"nan in step {step}\n  step {step}, rank {rank}: nan first in the input x{IN_PYTHON}"
     )
     entries = [json.loads(line) for line in log.read_text().splitlines()]
     losses = [e["loss"] for e in entries if e["event"] == "step"]
@@ -114,8 +114,8 @@ def test_a_nan_of_the_backward_part_is_of_the_step_before(tmp_path):
     text = ROOT.replace("lr = 0.01", "lr = 0.0")
     first = rf"step {step}, rank {rank}"
     pattern = (
-        rf"nan in step {step + 1}: {first}: nan first as a result of aten\.mul "
-        rf"{_at(text, 'nn.square', ', backward')}; before that {first}: infinite first as a "
+        rf"nan in step {step + 1}\n  {first}: nan first as a result of aten\.mul "
+        rf"{_at(text, 'nn.square', ', backward')}\n  before that {first}: infinite first as a "
         rf"result of aten\.div {_at(text, 'nn.sqrt', ', backward')}{IN_PYTHON}"
     )
     found = _error(_program(tmp_path, data, text))
@@ -190,8 +190,8 @@ def _searched(
     with pytest.raises(NotFiniteError) as caught:
         Replay(runner, function, saved, READ, math.nan).search(seconds, skips)
     found = str(caught.value)
-    assert found.startswith(f"{EXPECTED}nan in step {READ}: ") and found.endswith(USE), found
-    return found.removeprefix(f"{EXPECTED}nan in step {READ}: ").removesuffix(USE)
+    assert found.startswith(f"{EXPECTED}nan in step {READ}\n  ") and found.endswith(USE), found
+    return found.removeprefix(f"{EXPECTED}nan in step {READ}\n  ").removesuffix(USE)
 
 
 @pytest.mark.parametrize("skips", [False, True])

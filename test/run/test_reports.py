@@ -15,10 +15,10 @@ from torch import nn
 import shardir
 from shardir.backend.runs import LaunchError, Options, RunError, python_words
 from shardir.backend.torch.launch.positions import MIN_SAMPLES, WaitSamples
-from shardir.backend.torch.launch.report import Progress
+from shardir.backend.torch.launch.report import LineRates, Progress
 from shardir.backend.torch.shardir_runtime.collectives.position import BEGUN, COMPLETED, RECORD
 from shardir.cost.clusters import load
-from shardir.tools.run import _parser
+from shardir.tools.run import parser
 
 EVENT = {
     "event": "steps", "function": "step", "first": 1, "losses": [2.5, 2.25], "seconds": 0.5,
@@ -41,11 +41,35 @@ def test_a_line_stays_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     with Progress("", 42, out=out).shown() as progress:
         progress(EVENT)
     # Ten seconds are left for forty steps at four a second.
-    assert f"{LINE}  0:10 left" in out.getvalue()
+    assert f"0:10 left {LINE}" in out.getvalue()
     out = StringIO()
     with Progress("", 42, 2, out).shown() as progress:
         progress(EVENT)
     assert out.getvalue().splitlines()[1] == LINE
+
+
+def test_rates_are_of_the_time_since_the_last_line() -> None:
+    """Five steps of 0.1 s, then ten of 0.2 s: a line every five steps, as reports come at 5 and 15;
+    the run then starts again from step 11, where steps take 0.1 s."""
+    rates = LineRates(0)
+    for first, count, seconds, took in ((1, 5, 0.5, 0.1), (6, 10, 2.5, 0.2), (11, 5, 0.5, 0.1)):
+        of_step = {"steps": 1 / took, "samples": 8 / took}
+        rates.add({"first": first, "losses": [1.0] * count, "seconds": seconds, "rates": of_step})
+        for step in range(first + 4, first + count, 5):
+            assert rates.until(step) == pytest.approx(of_step)
+    rates = LineRates(0)
+    for first, seconds in ((1, 0.5), (6, 2.5)):  # one line for steps of 0.1 s and of 0.4 s
+        reported = {"steps": 5 / 2.0, "samples": 40 / 2.0}
+        rates.add({"first": first, "losses": [1.0] * 5, "seconds": seconds, "rates": reported})
+    assert rates.until(10) == pytest.approx({"steps": 4.0, "samples": 32.0})
+
+
+def test_lines_of_one_of_several_runs_have_one_title() -> None:
+    out = StringIO()
+    with Progress("one device", 42, 1, out).shown() as progress:
+        progress(EVENT)
+    title, *lines = out.getvalue().splitlines()
+    assert title == "one device:" and len(lines) == 2 and lines[1] == LINE
 
 
 class Classifier(nn.Module):
@@ -146,6 +170,7 @@ IN_PYTHON = {
     "save_strategies": "compile", "arena": "compile", "import": "Python's import",
     "hosts": "commands of several machines", "slurm": "commands of several machines",
     "start": "commands of several machines", "version": "shardir.__version__", "help": "help()",
+    "color": "NO_COLOR and FORCE_COLOR",
 }  # fmt: skip
 """Arguments of shard-run that are no options of a run, and their places in Python."""
 
@@ -153,7 +178,7 @@ OF_PYTHON = {"callback", "verbose", "parameters", "python"}
 
 
 def test_commands_and_python_have_the_same_options() -> None:
-    actions = _parser()._actions
+    actions = parser()._actions
     flags = {action.dest for action in actions if not isinstance(action, argparse._HelpAction)}
     options = {f.name for f in fields(Options)}
     assert options - flags == OF_PYTHON

@@ -140,7 +140,7 @@ def test_a_job_of_slurm(given, options, nodes, directory, capsys, monkeypatch):
     (directory / "job").write_text(job.replace("srun --no-kill --kill-on-bad-exit=0", "srun"))
     variables = {"SLURM_JOB_NODELIST": "node[1-2]", "SLURM_JOB_ID": "1234567", "SLURM_NNODES": "2"}
     subprocess.run(["bash", directory / "job"], env=os.environ | variables, cwd="/", check=True)
-    parser = tool._parser()
+    parser = tool.parser()
     expected = parser.parse_args([*EXPECTED, *given])
     for k in (0, 1):
         *same, nnodes, rdzv, rank = words(directory / str(k))
@@ -154,7 +154,7 @@ def test_a_job_of_slurm(given, options, nodes, directory, capsys, monkeypatch):
 
 
 def test_words_parse_to_what_was_given():
-    parser = tool._parser()
+    parser = tool.parser()
     given = parser.parse_args([
         "out", "--steps=3", "--seed=-2", "--timeout", "1.5", "--allow-nan",
         "--resume=a b", "--check", "--import=a", "--import", "b", "--data", "x=a.npy,b.npy",

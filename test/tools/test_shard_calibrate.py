@@ -105,7 +105,7 @@ WRONG = [
     (["--rounds", "0"], "argument --rounds: expected 1 or more, got 0"),
     (["--turn", "0"], "argument --turn: expected more than 0, got 0"),
     (["--name", "a b"], "argument --name: expected a name, got 'a b'"),
-    (["--backend", "mpi"], "argument --backend: invalid choice"),
+    (["--backend", "mpi"], "argument --backend: expected gloo, nccl or shm"),
     (
         ["-o", "no/such/folder/x.ir"],
         "expected a file in a writable folder, got no/such/folder/x.ir",

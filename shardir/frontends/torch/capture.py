@@ -33,7 +33,7 @@ from shardir.compat.torch import (
     tree_map_only,
     tree_unflatten,
 )
-from shardir.diagnostics import ShardirError, check_call, describe
+from shardir.diagnostics import ShardirError, check_call, describe, report_progress
 from shardir.frontends.torch.autocasts import autocast_of_any_device
 from shardir.frontends.torch.dtypes import dtype_name
 from shardir.frontends.torch.histories import Histories
@@ -260,6 +260,7 @@ def capture(
             else:
                 histories = wrapper.histories
                 with annotated(train, derived, histories, notes.setdefault), unchecked():
+                    report_progress("torch.export of the module")
                     program = torch.export.export(wrapper, fake_args, strict=False)
                 check_exported(program.graph_module)
                 write_out(program.graph_module)

@@ -247,13 +247,25 @@ class Ranks:
             seconds = CAUSE_SECONDS if lost else GRACE_SECONDS
         standing = self._standing()
         if cause is not None:
-            raise RunError("\n".join([self._story(cause), *self.outcome.places(cause, standing)]))
+            places = self.outcome.places(cause, standing)
+            raise RunError("\n".join([self._story(cause), *places, *self._advice(cause)]))
         silent = self._silence()
         if silent:
             story = f"{silent}: the others waited for it for {self.options.timeout:g} s"
         else:
             story = self._story(self.outcome.first()["rank"])
         raise RunError("\n".join([story, *standing.report(self._stopped_ranks())]))
+
+    def _advice(self, cause: int) -> Iterator[str]:
+        """Yield what to do where a rank was killed."""
+        code, folder = self._codes()[cause], self.options.checkpoints
+        if code is None or code >= 0:
+            return
+        less = "smaller batches, fsdp or recompute need less memory; "
+        resume = "with --checkpoints FOLDER a run can go on from the last checkpoint"
+        if folder is not None:
+            resume = f"--resume {folder} goes on from the last checkpoint"
+        yield f"  help: {less if code == -signal.SIGKILL else ''}{resume}"
 
     def _standing(self) -> Standing:
         records = dict(enumerate(self._records.read()))

@@ -3,7 +3,7 @@
 import math
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, TextIO
 
@@ -14,6 +14,7 @@ from shardir.backend.torch.launch.start import run
 from shardir.backend.torch.shardir_runtime.checkpoints import manifest as manifests
 from shardir.backend.torch.shardir_runtime.plan.program import ProgramPlan
 from shardir.backend.torch.shardir_runtime.run.events import repeat_sentence
+from shardir.diagnostics.terminal import Waiting, console, is_terminal
 from shardir.syntax.files import scratch_folder
 
 COMPARED_STEPS = 20
@@ -25,6 +26,7 @@ class Progress:
     """The events of a run as a line that stays on a terminal, or as lines elsewhere.
 
     Args:
+        label: what runs, if there are several runs: before the line, or once before all lines.
         log_every: without a terminal, the steps between two lines; by default a tenth of them.
     """
 
@@ -35,78 +37,140 @@ class Progress:
         self.log_every = log_every or max(1, steps // 10)
         self.out = out or sys.stdout
         self._ranks = 0
+        self._headed = not label
+        self._waiting: Waiting | None = None
+        self._stack = ExitStack()
         self._bar: Any = None
         self._tasks: dict[str, Any] = {}
         self._firsts: dict[str, int] = {}
+        self._rates: dict[str, LineRates] = {}
 
     @contextmanager
     def shown(self) -> Iterator["Progress"]:
-        """Show the bar during the run."""
-        if not self.out.isatty():
-            yield self
+        """Show the start of the run, and then the bar, for the block."""
+        self._waiting = Waiting(f"{self._prefix}starting the ranks", self.out)
+        try:
+            with ExitStack() as self._stack:
+                yield self
+        finally:
+            if self._waiting is not None:
+                self._waiting.stop()
+            self._waiting = self._bar = None
+
+    @property
+    def _prefix(self) -> str:
+        return f"{self.label}: " if self.label else ""
+
+    def _begin(self) -> None:
+        """Show the bar in place of the start, on a terminal."""
+        if self._waiting is None:
             return
-        from rich.console import Console
+        self._waiting.stop()
+        self._waiting = None
+        if not is_terminal(self.out):
+            return
         from rich.progress import BarColumn, TextColumn
         from rich.progress import Progress as Bar
         from rich.table import Column
 
         text = Column(no_wrap=True, overflow="ellipsis")
-        columns = (BarColumn(10), TextColumn("{task.description}", table_column=text))
-        with Bar(*columns, console=Console(file=self.out)) as self._bar:
-            yield self
-        self._bar = None
+        left = TextColumn("{task.fields[left]} left")
+        columns = (BarColumn(10), left, TextColumn("{task.description}", table_column=text))
+        self._bar = self._stack.enter_context(Bar(*columns, console=console(self.out)))
 
     def __call__(self, event: dict[str, Any]) -> None:
         """Show an event of rank 0."""
         if event["event"] == "evaluated":
             name = f"{event['function']}: {event['name']}"
-            text = f"{self.label}{event['of']}: step {event['step']}/{self.steps}  {name} = "
+            text = f"{event['of']}: step {event['step']}/{self.steps}  {name} = "
             self._print(text + f"{event['value']:.6g}")
         if event["event"] == "stopped":
-            print(f"{self.label}stopped after step {event['step']}, with a checkpoint",
-                  file=self.out, flush=True)  # fmt: skip
+            self._print(f"stopped after step {event['step']}, with a checkpoint")
         if event["event"] == "repeat" and (text := repeat_sentence(event)):
-            self._print(f"{self.label}{text}")
+            self._print(text)
         if event["event"] == "restart":
-            self._print(f"{self.label}started again: {event['reason']}")
+            self._print(f"started again: {event['reason']}")
         if event["event"] == "start":
             if self._ranks not in (0, event["ranks"]):
-                self._print(f"{self.label}goes on with {event['ranks']} ranks")
+                self._print(f"goes on with {event['ranks']} ranks")
             self._ranks = event["ranks"]
+            if self._waiting is not None:
+                self._waiting.update(f"{self._prefix}the first step")
         if event["event"] != "steps":
             return
+        self._begin()
         name, first, losses = event["function"], event["first"], event["losses"]
         if self._bar is not None:
             if name not in self._tasks:
-                self._tasks[name] = self._bar.add_task("", total=self.steps)
+                self._tasks[name] = self._bar.add_task("", total=self.steps, left="")
             done = first + len(losses) - 1
             rate = (done - self._firsts.setdefault(name, first) + 1) / max(event["seconds"], 1e-9)
             left = _clock((self.steps - done) / rate)
-            text = "  ".join([*self._parts(event, done), f"{left} left"])
-            self._bar.update(self._tasks[name], completed=done, description=escape(text))
+            parts = self._parts(event, done, event["rates"])
+            text = escape(self._prefix + "  ".join(parts))
+            self._bar.update(self._tasks[name], completed=done, description=text, left=left)
             return
+        rates = self._rates.setdefault(name, LineRates(first - 1))
+        rates.add(event)
         for step in range(first, first + len(losses)):
             if step in (1, self.steps) or step % self.log_every == 0:
-                print(*self._parts(event, step), sep="  ", file=self.out, flush=True)
+                self._print("  ".join(self._parts(event, step, rates.until(step))))
 
-    def _parts(self, event: dict[str, Any], step: int) -> list[str]:
+    def _parts(self, event: dict[str, Any], step: int, rates: Mapping[str, float]) -> list[str]:
         """The parts of the line of a step."""
         at, share, waits = step - event["first"], event.get("share"), event.get("waits")
-        parts = [f"{self.label}{event['function']}: step {step}/{self.steps}"]
+        parts = [f"{event['function']}: step {step}/{self.steps}"]
         parts += [f"loss {event['losses'][at]:.6g}"]
         parts += [f"{name} {x[at]:.6g}" for name, x in event["metrics"].items()]
-        parts += _format_rates(event["rates"])
+        parts += _format_rates(rates)
         parts += [f"{share:.2%} of peak"] if share else []
         parts += [f"{event['memory'] / 2**20:,.0f} MiB"]
         parts += [f"{waits['share']:.0%} wait for rank {waits['rank']}"] if waits else []
         return parts
 
     def _print(self, text: str) -> None:
-        """Print a line, above the bar if there is one."""
+        """Print a line, above the bar if there is one; before the first one what runs."""
+        if self._waiting is not None and is_terminal(self.out):
+            self._begin()
+        if not self._headed:
+            text, self._headed = f"{self.label}:\n{text}", True
         if self._bar is None:
             print(text, file=self.out, flush=True)
         else:
-            self._bar.console.print(text)
+            self._bar.console.print(text, markup=False)
+
+
+class LineRates:
+    """The rates of steps since the previous line, from events that are reported at other times.
+    Within an event each step takes as long.
+
+    Args:
+        done: the steps before the first event.
+    """
+
+    def __init__(self, done: int):
+        self._line = self._begun = (done, 0.0)
+        self._ended = self._begun
+        self._ratios: dict[str, float] = {}
+
+    def add(self, event: dict[str, Any]) -> None:
+        """Add an event with steps, which may begin anew after a restart."""
+        first, seconds, rates = event["first"], event["seconds"], event["rates"]
+        if first - 1 != self._ended[0] or seconds < self._ended[1]:
+            self._line = self._ended = (first - 1, 0.0)
+        self._begun, self._ended = self._ended, (first + len(event["losses"]) - 1, seconds)
+        if steps := rates.get("steps"):
+            self._ratios = {what: rate / steps for what, rate in rates.items()}
+
+    def until(self, step: int) -> dict[str, float]:
+        """Return the rates from the previous line to a step of the last event, by unit; none where
+        it took no time."""
+        (begun, since), (ended, seconds) = self._begun, self._ended
+        now = since + (seconds - since) * (step - begun) / (ended - begun)
+        (line, before), self._line = self._line, (step, now)
+        if now <= before:
+            return {}
+        return {what: (step - line) / (now - before) * x for what, x in self._ratios.items()}
 
 
 def escape(text: str) -> str:
@@ -213,7 +277,7 @@ def run_and_check(
         with progress.shown() if shown else nullcontext():
             given, on_event = replace(options, dump=ranks), progress if shown else None
             report = run(plan.directory, given, on_event=on_event, on_trace=on_trace)
-        alone = Progress("one device: ", progress.steps, progress.log_every, progress.out)
+        alone = Progress("one device", progress.steps, progress.log_every, progress.out)
         one = replace(
             options, dump=single, resume=resume, checkpoints=None, log=None, tensorboard=None
         )

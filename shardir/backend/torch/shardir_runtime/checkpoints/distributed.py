@@ -15,6 +15,7 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from errno import ENOSPC
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,9 @@ from ..run.states import DTYPES, States
 from . import manifest as manifests
 from .manifest import INCOMPLETE, Manifest, step_folder
 from .weights import retained_arguments
+
+FULL = "\n  help: free space there; --resume goes on from the last complete checkpoint"
+"""What to do where the disk is full."""
 
 
 class StoredPart(Tensor):
@@ -205,6 +209,8 @@ class Checkpoints:
             self._error = origin(e)
             if error_kind(self._error) == "program":  # else another rank was lost meanwhile
                 why = f"cannot write the checkpoint of step {step} to {self.folder}: {cause(e)}"
+                if isinstance(self._error, OSError) and self._error.errno == ENOSPC:
+                    why += FULL
                 self._error = PlanError(why)
             with suppress(OSError):
                 shutil.rmtree(path)

@@ -91,7 +91,7 @@ class Watch(TorchDispatchMode):
                 self._found_infinite(f"in the input {name}")
 
     def _found_nan(self, where: str) -> None:
-        before = f"; before that {self.infinite}" if self.infinite else ""
+        before = f"\n  before that {self.infinite}" if self.infinite else ""
         self.nan = f"step {self.step + 1}, rank {self.rank}: nan first {where}{before}"
         if self.fails:
             raise NotFiniteError(self.nan)

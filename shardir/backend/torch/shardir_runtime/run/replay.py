@@ -182,6 +182,7 @@ class Replay:
 
     def _fail(self, cause: str) -> NoReturn:
         raise NotFiniteError(
-            f"{self.function.name}: expected a finite loss, got {self.loss:g} in step {self.step}: "
-            f"{cause}; use a lower learning rate, or --allow-nan"
+            f"{self.function.name}: expected a finite loss, got {self.loss:g} in step {self.step}\n"
+            f"  {cause}\n"
+            "  help: use a lower learning rate, or --allow-nan"
         )
