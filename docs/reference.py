@@ -370,6 +370,7 @@ TABLES: dict[str, Callable[[], Iterator[str]]] = {
     "modes": tables.modes,
     "bugs": tables.bugs,
     "records": tables.records,
+    "zoo": tables.zoo,
     "passes": pass_sections,
     "errors": error_sections,
     "presets": presets,

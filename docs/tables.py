@@ -231,3 +231,20 @@ def records() -> Iterator[str]:
     for file in sorted(RECORDS.glob("*.json")):
         found = json.loads(file.read_text(encoding="utf-8"))
         yield f"| {file.stem} | `{found['command']}` | {found['commit']} | {found['date']} |"
+
+
+def zoo() -> Iterator[str]:
+    """Yield the table of architectures, from the record of `shard-bench zoo`."""
+    found = json.loads((RECORDS / "zoo.json").read_text(encoding="utf-8"))
+    yield f"`{found['command']}` at {found['commit']}, {found['date']}:"
+    yield ""
+    yield "| architecture | ops | fallbacks | auto | fsdp | megatron | f32 | f64 |"
+    yield "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |"
+    for r in found["records"]:
+        if "ops" not in r:
+            yield f"| {r['architecture']} | {r['result']} | | | | | | |"
+            continue
+        sent = (f"{r[f'bytes_{plan}'] / 1024:,.0f}" for plan in ("auto", "fsdp", "megatron"))
+        exact = f"{r['difference_f64']:.0e}" if "difference_f64" in r else "–"
+        figures = [r["architecture"], r["ops"], r["fallbacks"], *sent, f"{r['difference']:.0e}"]
+        yield f"| {' | '.join(map(str, figures))} | {exact} |"
