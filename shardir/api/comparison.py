@@ -94,7 +94,7 @@ def _title(program: Any) -> str:
     if isinstance(program, Path):
         return program.name
     if isinstance(program, Compiled):
-        return program.title
+        return Path(program.title).name
     return "program" if isinstance(program, str | ModuleOp) else type(program).__name__
 
 

@@ -349,12 +349,13 @@ class Compiled:
         from shardir.reports.measured import read_trace
         from shardir.reports.page import write_page
 
+        title = Path(self.title).name
         record = program_record(
-            self.source, self.input_module, self.passes, label=self.title,
+            self.source, self.input_module, self.passes, label=title,
             cluster=load(cluster) if cluster else None,
             trace=None if trace is None else read_trace(Path(trace)),
         )  # fmt: skip
-        write_page(Path(path), ReportRecord(self.title, [record]))
+        write_page(Path(path), ReportRecord(title, [record]))
         return Path(path)
 
     def __repr__(self) -> str:

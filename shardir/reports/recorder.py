@@ -251,7 +251,7 @@ class _FunctionRecorder:
             path, number = layer_of(c)
             place = file_location(c.op.location)
             row = (
-                op_text(c.op).partition(" = ")[0] if c.op.results else "", kinds.of(c.op.name),
+                op_text(c.op).rpartition(" = ")[0], kinds.of(c.op.name),
                 places.of(f"{place[0]}:{place[1]}" if place else ""),
                 layers.of(path.replace("*", number) if number else path),
                 self.phases.get(c.op, 0), c.flops, c.bytes, short(c.seconds),

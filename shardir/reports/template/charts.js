@@ -145,7 +145,7 @@ function timelineChart(program, rows, zoom, label) {
           ctx.fillStyle = e === hovered ? text : colours[e.kind];
           ctx.fillRect(x, top, w > 3 * dpr ? w - 0.6 * dpr : w, tall);
           [last, lastKind] = [x + w, e.kind];
-          const name = e.text ?? (w > 60 * dpr && e.op >= 0 ? opName(program, e.op) : "");
+          const name = e.text ?? (w > 60 * dpr && e.op >= 0 ? opTitle(program, e.op) : "");
           if (name && w > 14 * dpr) {
             ctx.save();
             ctx.beginPath();
@@ -198,7 +198,7 @@ function timelineChart(program, rows, zoom, label) {
           const long = `${time(event.end - event.begin)}, from ${time(event.begin)}`;
           const pointer = { clientX: left + u.cursor.left, clientY: top + u.cursor.top };
           if (event.text) tip.show(pointer, event.text, [long]);
-          else tip.show(pointer, event.op < 0 ? found.row.name : opName(program, event.op), [
+          else tip.show(pointer, event.op < 0 ? found.row.name : opTitle(program, event.op), [
             event.op < 0 ? null : opAbout(program, event.op), event.op < 0 ? null : shortPlace(opPlace(program, event.op)), `${KIND[event.kind].name}: ${long}`,
           ]);
         }],

@@ -1,6 +1,7 @@
 // The sections of a report, each from the record of a program.
 
-const opName = (p, i) => p.ops.names[i] || shortKind(p.strings.kinds[p.ops.kinds[i]]);
+const opName = (p, i) => p.ops.names[i];
+const opTitle = (p, i) => opName(p, i) || opKind(p, i);
 const opKind = (p, i) => shortKind(p.strings.kinds[p.ops.kinds[i]]);
 const opPlace = (p, i) => p.strings.places[p.ops.places[i]];
 function opAbout(p, i) {
@@ -128,16 +129,22 @@ function comparison(report, p, choose) {
       has("compiled") && { name: "compiled", number: true, get: (r) => r.compiled, text: (r) => r.compiled === null ? "-" : `${r.compiled.toFixed(1)} s` },
     ],
   });
-  const names = [...new Set(report.programs.flatMap((q) => q.layers.map((l) => l.name)))];
+  const dearest = new Map();
+  for (const q of report.programs) for (const l of q.layers) dearest.set(l.name, Math.max(dearest.get(l.name) ?? 0, l.computation + l.communication));
+  const names = [...dearest].sort((a, b) => b[1] - a[1]).slice(0, 7).map(([name]) => name);
   const of = (q, name) => { const l = q.layers.find((x) => x.name === name); return l ? l.computation + l.communication : 0; };
-  const differences = report.programs.length > 1 && report.programs.length <= 12 && el("div", {},
+  const times = (q, name) => { const l = q.layers.find((x) => x.name === name); return l && l.count > 1 ? ` × ${l.count}` : ""; };
+  const differences = report.programs.length > 1 && el("div", {},
     el("h3", {}, "By layer"),
-    el("p", { class: "note" }, "Seconds of computation and communication, one after the other, so that hidden communication counts too."),
+    el("p", { class: "note" }, "Computation and communication, one after the other: hidden communication counts too. Behind each time is the difference to the first row of the table above."),
     sortedTable({
-      label: "plans by layer", rows: names.map((name) => ({ name })), search: false, sort: report.programs[0].label, most: 12,
+      label: "plans by layer", rows: report.programs, search: false, sort: "", most: 20,
       columns: [
-        { name: "layer", get: (r) => r.name },
-        ...report.programs.map((q) => ({ name: q.label, number: true, get: (r) => of(q, r.name), text: (r) => time(of(q, r.name)) })),
+        { name: "plan", get: (q) => q.label },
+        ...names.map((name) => ({
+          name: `${name}${times(report.programs[0], name)}`, number: true, get: (q) => of(q, name), text: (q) => time(of(q, name)),
+          node: (q) => { const more = of(q, name) - of(report.programs[0], name); return el("span", {}, time(of(q, name)), q === report.programs[0] ? null : el("div", { class: "times" }, more ? `${more > 0 ? "+" : "−"}${time(Math.abs(more))}` : "equal")); },
+        })),
       ],
     }));
   const errors = rows.filter((r) => r.error);
@@ -280,7 +287,7 @@ function communication(p) {
         p.measured && { name: "measured", number: true, get: (r) => r.measured, text: (r) => time(r.measured) },
         { name: "exposed", number: true, get: (r) => r.exposed, text: (r) => time(r.exposed),
           node: (r) => el("div", {}, time(r.exposed), el("div", {}, meter([{ name: "exposed", text: share(r.exposed / r.seconds), value: r.exposed, colour: "exposed" }, { name: "hidden", text: share(1 - r.exposed / r.seconds), value: Math.max(r.seconds - r.exposed, 0), colour: "hidden" }], Math.max(r.seconds, r.exposed)))) },
-        { name: "share", number: true, get: (r) => r.seconds ? r.exposed / r.seconds : 0, text: (r) => share(r.seconds ? r.exposed / r.seconds : 0) },
+        { name: "share", number: true, get: (r) => r.seconds ? r.exposed / r.seconds : 0, text: (r) => r.exposed > r.seconds * 1.0005 ? ">100%" : share(r.seconds ? r.exposed / r.seconds : 0) },
         { name: "cause", wide: true, get: (r) => r.cause, text: (r) => plainPlaces(r.cause) },
       ],
     }));
@@ -288,7 +295,7 @@ function communication(p) {
   draw();
   return { id: "communication", title: "Communication", short: "Communication", nodes: el("div", { class: "card" },
     el("h2", {}, "Communication"),
-    el("p", { class: "note" }, `${count(rows.length, "collective")} take ${time(total)}, of which ${time(p.split.exposed)} are exposed: a device waits. Open one to see its cause, and what other layouts would cost.`),
+    el("p", { class: "note" }, `${count(rows.length, "collective")} take ${time(total)}, of which ${time(p.split.exposed)} are exposed: a device waits. A device may wait longer than a collective takes, where another one is on its links. Open one to see its cause, and what other layouts would cost.`),
     byAxes.map((g) => el("div", { class: "stack-row" }, el("span", {}, g.over === "host" ? "host copies" : `over ${g.over}`), stack([
       { name: "exposed", value: g.exposed, text: time(g.exposed), colour: "exposed" },
       { name: "hidden", value: Math.max(g.seconds - g.exposed, 0), text: time(Math.max(g.seconds - g.exposed, 0)), colour: "hidden", hatch: true }], byAxes[0].seconds),

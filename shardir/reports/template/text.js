@@ -86,6 +86,13 @@ function meter(parts, total) {
     parts.map((p) => el("span", { style: `width:${total ? 100 * p.value / total : 0}%;background-color:var(--${p.colour})` })));
 }
 
+/** Whether a text has a word; `:4` is no part of `:40`. */
+function has(text, word) {
+  for (let at = text.indexOf(word); at >= 0; at = text.indexOf(word, at + 1))
+    if (!/:\d+$/.test(word) || !/\d/.test(text[at + word.length] ?? "")) return true;
+  return false;
+}
+
 /**
  * A table that is searched and sorted. Columns: {name, get, text, number, node, wide}: `get` is what
  * sorts, `text` what is shown and searched.
@@ -112,7 +119,7 @@ function sortedTable({ caption, label, columns, rows, sort, descending = true, d
     const column = used.find((c) => c.name === state.sort);
     const words = state.query.split(/\s+/).filter(Boolean);
     let found = rows.filter((row) => words.every((word) =>
-      used.some((c) => shown(c, row).toLowerCase().includes(word))));
+      used.some((c) => has(shown(c, row).toLowerCase(), word))));
     if (column) {
       const direction = state.descending ? -1 : 1;
       found = [...found].sort((a, b) => {
