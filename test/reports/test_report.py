@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
-from playwright.sync_api import Browser, Page
+from playwright.sync_api import Browser, BrowserContext, Page
 from support.browser import started_browser
 from support.extent import long_form
 from support.runlines import run_tool
@@ -103,14 +103,13 @@ class Opened:
 @pytest.fixture
 def opened(browser: Browser) -> Iterator[Callable[..., Opened]]:
     """Returns a function that opens a page, in a context of its own."""
-    contexts = []
+    contexts = list[tuple[BrowserContext, Path, Opened]]()
 
     def open_page(path: Path, scheme: Any = "light", width: int = 1360) -> Opened:
         size: Any = {"width": width, "height": 900}
         context = browser.new_context(color_scheme=scheme, viewport=size)
-        contexts.append((context, path))
         page = Opened(context.new_page(), path)
-        contexts[-1] = context, path, page
+        contexts.append((context, path, page))
         return page
 
     yield open_page
