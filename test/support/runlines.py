@@ -41,6 +41,12 @@ def _shard_run(argv: list[str]) -> object:
     return main(argv[1:])
 
 
+def _shard_lsp(argv: list[str]) -> object:
+    from shardir.tools.lsp import main
+
+    return main(argv[1:])
+
+
 def _shard_report(argv: list[str]) -> object:
     from shardir.tools.report import main
 
@@ -75,6 +81,7 @@ def _python(argv: list[str]) -> object:
 
 TOOLS: dict[str, Callable[[list[str]], object]] = {
     "shard-opt": _shard_opt,
+    "shard-lsp": _shard_lsp,
     "shard-report": _shard_report,
     "shard-run": _shard_run,
     "filecheck": filecheck,
