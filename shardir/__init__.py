@@ -19,7 +19,9 @@ __all__ = [
     "compile",
     "compile_file",
     "from_dtensor",
+    "from_jax",
     "from_sdy",
+    "from_stablehlo",
     "load",
     "optimizer",
     "parse",
@@ -41,6 +43,7 @@ if TYPE_CHECKING:
     from shardir.api.compilation import compile, compile_file, run
     from shardir.api.compiled import Compiled, parse
     from shardir.api.loaded import load
+    from shardir.api.stablehlo import from_jax, from_stablehlo
     from shardir.backend.torch.dtensor import from_dtensor, to_dtensor
     from shardir.backend.torch.started import start
     from shardir.diagnostics import ShardirError
@@ -62,6 +65,8 @@ PLACES = {
     "compare": "shardir.api.comparison",
     "run": "shardir.api.compilation",
     "load": "shardir.api.loaded",
+    "from_jax": "shardir.api.stablehlo",
+    "from_stablehlo": "shardir.api.stablehlo",
     "start": "shardir.backend.torch.started",
     "from_dtensor": "shardir.backend.torch.dtensor",
     "to_dtensor": "shardir.backend.torch.dtensor",

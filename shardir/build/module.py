@@ -12,7 +12,7 @@
 
 from collections.abc import Mapping, Sequence
 from math import prod
-from typing import Any
+from typing import Any, TypeVar
 
 from xdsl.dialects.builtin import ModuleOp, StringAttr, SymbolRefAttr, UnitAttr
 from xdsl.ir import Attribute, Operation
@@ -39,6 +39,8 @@ from shardir.dialects.train import (
     SyncAttr,
 )
 from shardir.syntax.printer import print_module
+
+KindOfBuilder = TypeVar("KindOfBuilder", bound=FunctionBuilder)
 
 
 class Module:
@@ -91,15 +93,17 @@ class Module:
         self._module.body.block.add_op(op)
 
     def function(
-        self, name: str, *, private: bool = False, rule: str | None = None
-    ) -> FunctionBuilder:
+        self, name: str, *, private: bool = False, rule: str | None = None,
+        kind: type[KindOfBuilder] = FunctionBuilder,
+    ) -> KindOfBuilder:  # fmt: skip
         """Begin a function. A private one is dropped once no other function uses it.
 
         Args:
             rule: `elementwise` or `whole`, for a function that updates a parameter.
+            kind: the class of the builder.
         """
         mesh = None if self.mesh is None else self.mesh_name
-        f = FunctionBuilder(name, private, mesh, rule)
+        f = kind(name, private, mesh, rule)
         self._functions.append(f)
         self._add(f.func)
         return f

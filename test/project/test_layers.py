@@ -42,7 +42,7 @@ LIBRARIES = {
     "reports": {"xdsl"},
     "api": {"numpy", "torch", "xdsl"},
     "build": {"numpy", "xdsl"},
-    "frontends": {"numpy", "safetensors", "torch", "xdsl"},
+    "frontends": {"jax", "jaxlib", "numpy", "safetensors", "torch", "xdsl"},
     "editor": {"xdsl"},
     "universe": {"xdsl"},
 }

@@ -1,0 +1,247 @@
+"""Programs of JAX and of StableHLO, compiled in one call.
+
+program = shardir.from_jax(step, params, x, y, in_shardings=(None, P("dp"), P("dp")),
+                           mesh="dp = 2, tp = 4")
+program.run(steps=10)
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from shardir.algebra.cluster import Cluster
+from shardir.algebra.mesh import Mesh
+from shardir.api.compiled import Compiled, compile_module
+from shardir.api.devices import devices_of
+from shardir.backend.runs import Options
+from shardir.build import Module
+from shardir.diagnostics import ShardirError, check_arguments, describe
+from shardir.dialects.nn.base import Array
+from shardir.dialects.train import mark_step
+from shardir.frontends.stablehlo.form import HloProgram
+from shardir.frontends.stablehlo.importer import SHARDING, ArgumentForm, HloImporter, meshes_of
+from shardir.syntax.files import scratch_folder
+
+DATA, WEIGHTS = "data.npz", "weights.npz"
+"""The files of inputs and of initial states in a saved program."""
+
+NO_JAX = "expected the packages jax and jaxlib, got none; pip install 'shardir[jax]'"
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class CompiledJax(Compiled):
+    """A compiled function of JAX, with the values of its example arguments."""
+
+    name: str = "main"
+    inputs: Mapping[str, Array] = field(default_factory=dict)
+    """The example inputs by name."""
+    states: Mapping[str, Array] = field(default_factory=dict)
+    """The values of donated arguments before the first step, by name."""
+    results: Callable[[Sequence[Array]], Any] = list
+    """Makes the tree of results of their arrays."""
+
+    def _write(
+        self, directory: str | Path, base_dir: Path | None, states: Mapping[str, Array],
+        per_rank: bool, straight_line: bool, aliases: Mapping[str, str] = MappingProxyType({}),
+    ) -> Path:  # fmt: skip
+        from shardir.frontends.torch.weights import save
+
+        with scratch_folder() as folder:
+            save(folder / WEIGHTS, self.states)
+            save(folder / DATA, {n: x if x.ndim else x[None] for n, x in self.inputs.items()})
+            return super()._write(directory, folder, states, per_rank, straight_line, aliases)
+
+    def __call__(self) -> Any:
+        """Run a function without states on local processes, on its example arguments; return its
+        results as a tree of arrays.
+
+        Raises:
+            ShardirError: the function has states: `run` runs its steps.
+        """
+        if self.states:
+            raise ShardirError("expected a function without states, got a step; use run()")
+        from shardir.frontends.torch.weights import read_results
+
+        with scratch_folder() as folder:
+            dump = folder / "results.npz"
+            options = Options.of({"dump": dump, "verbose": False})
+            self.backend.run(self.save(folder / "program"), options)
+            arrays = read_results(dump, self.name)
+        return self.results(arrays)
+
+
+@check_arguments("from_jax")
+def from_jax(
+    function: Any,
+    *args: Any,
+    in_shardings: Any = None,
+    mesh: Any = None,
+    cluster: str | Cluster | None = None,
+    devices: int | None = None,
+    **options: Any,
+) -> CompiledJax:
+    """Compile a function of JAX: it is traced, its StableHLO is imported, and compiled.
+
+    A donated argument (`jax.jit(step, donate_argnums=...)`) is a state: the result of its structure
+    is its new value. Such a function, whose first result is its loss, is a training step.
+
+    Args:
+        function: a function of arrays, as it is or by jax.jit.
+        args: example arguments, arrays or jax.ShapeDtypeStruct.
+        in_shardings: for each argument the layouts of its arrays: a PartitionSpec, a NamedSharding,
+            a text such as `[{dp}, {?}]`, a tree of these, or None.
+        mesh: the axes, as for `shardir.compile`, or a mesh of JAX; by default that of the
+            function's own shardings.
+        cluster, devices: see `shardir.compile`.
+        options: those of `shardir.compile`: plan, mode, pipeline, ...
+
+    Raises:
+        ShardirError: ops can't be imported; the message lists all, with the lines of the source. Or
+            the errors of the compilation.
+    """
+    try:
+        from shardir.frontends.stablehlo import traced
+    except ImportError:
+        raise ShardirError(NO_JAX) from None
+    found = traced.trace(function, args, in_shardings)
+    start = _start(found.program, mesh, cluster, devices, options)
+    roles = []
+    arguments = found.program.functions["main"].block.arguments
+    for i, (leaf, argument) in enumerate(zip(found.leaves, arguments, strict=True)):
+        is_state = i in found.replaced
+        has_value = leaf.value is not None
+        init = f'batches, path = "{DATA}", array = "{leaf.name}"' if has_value else None
+        if is_state:
+            if not has_value:
+                init = "normal, std = 0.02"
+            else:
+                init = f'file, path = "{WEIGHTS}", array = "{leaf.name}"'
+        rank = len(argument.type.shape)
+        sharding = traced.sharding_of(leaf.sharding, rank, start.mesh, leaf.name)
+        roles.append(ArgumentForm(leaf.name, sharding, is_state, init=init))
+    updates = {result: roles[i].name for i, result in found.replaced.items()}
+    module = _imported(start, found.program, found.name, roles, updates)
+    compiled = compile_module(module, **start.options)
+    values = {leaf.name: leaf.value for leaf in found.leaves if leaf.value is not None}
+    of_states = {role.name for role in roles if role.is_state}
+    return CompiledJax(
+        **vars(compiled), name=found.name, results=found.unflatten,
+        inputs={n: x for n, x in values.items() if n not in of_states},
+        states={n: x for n, x in values.items() if n in of_states},
+    )  # fmt: skip
+
+
+@check_arguments("from_stablehlo")
+def from_stablehlo(
+    program: Any,
+    *,
+    mesh: Any = None,
+    cluster: str | Cluster | None = None,
+    devices: int | None = None,
+    **options: Any,
+) -> Compiled:
+    """Compile a module of StableHLO, with shardings of Shardy: text, generic or pretty, or a module
+    of jaxlib.
+
+    Args:
+        program: its function `main` is compiled.
+        mesh: see `from_jax`.
+        cluster, devices, options: see `shardir.compile`.
+
+    Raises:
+        ShardirError: as in `from_jax`.
+    """
+    found = read(program)
+    start = _start(found, mesh, cluster, devices, options)
+    return compile_module(_imported(start, found, "main", None, {}), **start.options)
+
+
+def import_text(text: str) -> Any:
+    """Return the module of a text of StableHLO, before all passes. Raises ShardirError."""
+    found = read(text)
+    start = _start(found, None, None, None, {})
+    return _imported(start, found, "main", None, {})
+
+
+def read(program: Any) -> HloProgram:
+    """Read a text, or a module of jaxlib's bindings. Raises ShardirError."""
+    try:
+        from shardir.frontends.stablehlo import bindings
+    except ImportError:
+        raise ShardirError(NO_JAX) from None
+    if isinstance(program, str):
+        return bindings.read_text(program)
+    if isinstance(program, bindings.ir.Module):
+        return bindings.read_module(program)
+    raise ShardirError(f"expected text or a module of jaxlib, got {describe(program)}")
+
+
+@dataclass
+class _ImportStart:
+    """What an import begins with."""
+
+    module: Module
+    mesh: Mesh | None
+    options: Mapping[str, Any]
+
+
+def _start(
+    program: HloProgram, mesh: Any, cluster: str | Cluster | None, count: int | None,
+    options: Mapping[str, Any],
+) -> _ImportStart:  # fmt: skip
+    """Begin a module on the given mesh, or on that of the program."""
+    own = meshes_of(program)
+    if len({m.axes for m in own.values()}) > 1:
+        raise ShardirError(f"expected one mesh, got {', '.join(f'@{n}' for n in own)}")
+    of_program = next(iter(own.values()), None)
+    if hasattr(mesh, "axis_names") and hasattr(mesh, "shape"):  # a mesh of JAX
+        mesh = dict(mesh.shape)
+    if mesh is None and cluster is None and count is None:
+        mesh = of_program
+    found = devices_of(mesh, cluster, count, options)
+    module = Module(mesh=found.mesh, cluster=found.cluster)
+    made = _mesh_of(module)
+    if of_program is not None and made is not None:
+        if dict(made.axes) != dict(of_program.axes):
+            raise ShardirError(
+                f"expected the mesh of the program's shardings, {of_program}, got {made}; drop mesh"
+            )
+        made = Mesh(of_program.name, made.axes)
+    return _ImportStart(module, made, found.options)
+
+
+def _mesh_of(module: Module) -> Mesh | None:
+    if module.mesh is None:
+        return None
+    return Mesh(module.mesh_name, module.mesh.axes.data)
+
+
+def _imported(
+    start: _ImportStart, program: HloProgram, name: str, roles: Sequence[ArgumentForm] | None,
+    updates: Mapping[int, str],
+) -> Any:  # fmt: skip
+    if "main" not in program.functions:
+        names = ", ".join(program.functions) or "none"
+        raise ShardirError(f"expected a function main, got {names}; name it so")
+    main = program.functions["main"]
+    importer = HloImporter(program, start.module, start.mesh)
+    if roles is None:
+        from shardir.frontends.stablehlo.names import unique_names
+
+        names = unique_names([a.name for a in main.block.arguments])
+        roles = [ArgumentForm(n) for n in names]
+    for role, attributes in zip(roles, main.arguments, strict=True):
+        if SHARDING in attributes:
+            own = importer.sharding(attributes[SHARDING])
+            if role.sharding is not None and role.sharding != own:
+                raise ShardirError(
+                    f"expected one sharding of {role.name}, got [{role.sharding}] in in_shardings "
+                    f"and [{own}] of jax.jit; drop one"
+                )
+            role.sharding = own
+    function = importer.run(name, roles, updates)
+    if updates:
+        mark_step(function.func)
+    return start.module.module

@@ -1,0 +1,1 @@
+"""The frontend of StableHLO: programs of JAX and of other compilers, with Shardy's shardings."""

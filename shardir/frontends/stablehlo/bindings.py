@@ -1,0 +1,200 @@
+"""The reader of jaxlib's bindings: a module of theirs, or a text, as plain values."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+from jaxlib.mlir import ir
+from jaxlib.mlir._mlir_libs import _jax_mlir_ext
+from jaxlib.mlir.dialects import chlo, sdy, stablehlo
+from xdsl.dialects.builtin import LocationAttr
+
+from shardir.build.function import file_line
+from shardir.diagnostics import ShardirError
+from shardir.frontends.stablehlo.form import (
+    HloBlock,
+    HloFunction,
+    HloOp,
+    HloProgram,
+    HloType,
+    HloValue,
+)
+
+FIELDS: Mapping[Any, tuple[str, ...]] = {
+    stablehlo.DotDimensionNumbers: (
+        "lhs_batching_dimensions", "rhs_batching_dimensions", "lhs_contracting_dimensions",
+        "rhs_contracting_dimensions",
+    ),
+    stablehlo.GatherDimensionNumbers: (
+        "offset_dims", "collapsed_slice_dims", "operand_batching_dims",
+        "start_indices_batching_dims", "start_index_map", "index_vector_dim",
+    ),
+    stablehlo.ScatterDimensionNumbers: (
+        "update_window_dims", "inserted_window_dims", "input_batching_dims",
+        "scatter_indices_batching_dims", "scattered_dims_to_operand_dims", "index_vector_dim",
+    ),
+    stablehlo.ConvDimensionNumbers: (
+        "input_batch_dimension", "input_feature_dimension", "input_spatial_dimensions",
+        "kernel_input_feature_dimension", "kernel_output_feature_dimension",
+        "kernel_spatial_dimensions", "output_batch_dimension", "output_feature_dimension",
+        "output_spatial_dimensions",
+    ),
+}  # fmt: skip
+"""The fields of StableHLO's attributes."""
+
+WORDS = (
+    stablehlo.ComparisonDirectionAttr, stablehlo.ComparisonTypeAttr, stablehlo.PrecisionAttr,
+    stablehlo.RngAlgorithmAttr, stablehlo.RngDistributionAttr, stablehlo.FftTypeAttr,
+    stablehlo.TransposeAttr,
+)  # fmt: skip
+"""StableHLO's enumerations."""
+
+ARRAYS = (
+    ir.DenseI64ArrayAttr, ir.DenseI32ArrayAttr, ir.DenseI16ArrayAttr, ir.DenseI8ArrayAttr,
+    ir.DenseBoolArrayAttr, ir.DenseF32ArrayAttr, ir.DenseF64ArrayAttr,
+)  # fmt: skip
+
+
+def read_text(text: str) -> HloProgram:
+    """Read a text, in MLIR's generic form or in the pretty forms of StableHLO and Shardy.
+
+    Raises:
+        ShardirError: the text does not parse.
+    """
+    context = ir.Context()
+    registry = ir.DialectRegistry()
+    _jax_mlir_ext.register_dialects(registry)
+    context.append_dialect_registry(registry)
+    for dialect in (stablehlo, chlo, sdy):
+        dialect.register_dialect(context)
+    context.load_all_available_dialects()
+    try:
+        return read_module(ir.Module.parse(text, context))
+    except ir.MLIRError as error:
+        lines = [d.message for d in error.error_diagnostics] or [str(error)]
+        raise ShardirError(f"expected a module of StableHLO, got: {'; '.join(lines)}") from None
+
+
+def read_module(module: ir.Module) -> HloProgram:
+    """Read a module, such as `jax.jit(f).lower(...).compiler_ir()`."""
+    with module.context:
+        return _ModuleReader().program(module)
+
+
+class _ModuleReader:
+    def __init__(self) -> None:
+        self.values: dict[Any, HloValue] = {}
+
+    def program(self, module: ir.Module) -> HloProgram:
+        program = HloProgram(attributes=_attributes(module.operation))
+        for view in module.body.operations:
+            op = view.operation
+            match op.name:
+                case "func.func":
+                    f = self.function(op)
+                    program.functions[f.name] = f
+                case "sdy.mesh":
+                    program.meshes[ir.StringAttr(op.attributes["sym_name"]).value] = str(
+                        op.attributes["mesh"]
+                    )
+                case _:
+                    program.others.append(self.op(op))
+        return program
+
+    def function(self, op: ir.Operation) -> HloFunction:
+        attributes = _attributes(op)
+        block = self.block(op.regions[0])
+        arguments = attributes.get("arg_attrs") or [{} for _ in block.arguments]
+        results = attributes.get("res_attrs") or [{} for _ in block.results]
+        return HloFunction(attributes["sym_name"], block, arguments, results)
+
+    def block(self, region: ir.Region) -> HloBlock:
+        if len(region.blocks) == 0:
+            return HloBlock((), ())
+        block = region.blocks[0]
+        arguments = [HloValue(_type(a.type), _name(a.location)) for a in block.arguments]
+        self.values.update(zip(block.arguments, arguments, strict=True))
+        return HloBlock(arguments, [self.op(o.operation) for o in block.operations])
+
+    def op(self, op: ir.Operation) -> HloOp:
+        operands = [self.values[v] for v in op.operands]
+        results = [HloValue(_type(r.type)) for r in op.results]
+        self.values.update(zip(op.results, results, strict=True))
+        regions = [self.block(r) for r in op.regions]
+        return HloOp(op.name, operands, results, _attributes(op), regions, _line(op.location))
+
+
+def _attributes(op: ir.Operation) -> dict[str, Any]:
+    return {name: _attribute(op.attributes[name]) for name in op.attributes}
+
+
+def _attribute(attr: Any) -> Any:
+    """Return the plain value of an attribute; its text if it has no other."""
+    reader = READERS.get(type(attr))
+    if reader is not None:
+        return reader(attr)
+    for kind, fields in FIELDS.items():
+        if kind.isinstance(attr):
+            read = kind(attr)
+            values = {name: getattr(read, name) for name in fields}
+            return {n: v if isinstance(v, int) else tuple(v) for n, v in values.items()}
+    for word in WORDS:
+        if word.isinstance(attr):
+            return word(attr).value
+    return str(attr)
+
+
+def _numbers(attr: Any) -> Any:
+    """Return the numbers of a dense attribute as an array; its text if it can't be read."""
+    shape = tuple(attr.type.shape)
+    try:
+        if attr.is_splat:
+            return np.full(shape, attr.get_splat_value().value)
+        return np.array(attr)
+    except TypeError:
+        return str(attr)
+
+
+READERS: Mapping[Any, Callable[[Any], Any]] = {
+    ir.IntegerAttr: lambda a: a.value,
+    ir.BoolAttr: lambda a: a.value,
+    ir.FloatAttr: lambda a: a.value,
+    ir.StringAttr: lambda a: a.value,
+    ir.FlatSymbolRefAttr: lambda a: a.value,
+    ir.TypeAttr: str,
+    ir.UnitAttr: lambda _: None,
+    ir.ArrayAttr: lambda a: [_attribute(x) for x in a],
+    ir.DictAttr: lambda a: {x.name: _attribute(x.attr) for x in a},
+    ir.DenseIntElementsAttr: _numbers,
+    ir.DenseFPElementsAttr: _numbers,
+    ir.DenseElementsAttr: _numbers,
+    **{kind: tuple for kind in ARRAYS},
+}
+"""The plain value of each builtin attribute."""
+
+
+def _type(t: ir.Type) -> HloType:
+    if not isinstance(t, ir.RankedTensorType):
+        return HloType((), str(t), f"{t} is no tensor")
+    if not t.has_static_shape:
+        return HloType((), str(t.element_type), f"{t} has a dynamic shape")
+    return HloType(tuple(t.shape), str(t.element_type))
+
+
+def _name(location: Any) -> str:
+    return location.name_str if isinstance(location, ir.NameLoc) else ""
+
+
+def _line(location: Any) -> LocationAttr | None:
+    """Return the innermost line of a source within a location."""
+    match location:
+        case ir.FileLineColLoc():
+            return file_line(location.filename.value if hasattr(location.filename, "value")
+                             else str(location.filename), location.start_line)  # fmt: skip
+        case ir.NameLoc():
+            return _line(location.child_loc)
+        case ir.CallSiteLoc():
+            return _line(location.callee) or _line(location.caller)
+        case ir.FusedLoc():
+            return next((l for x in location.locations if (l := _line(x))), None)
+    return None

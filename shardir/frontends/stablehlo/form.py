@@ -1,0 +1,111 @@
+"""StableHLO as plain values, which a reader makes and the importer walks.
+
+An attribute is a number, a bool, a text, a numpy array, a list or dict of attributes, or `None` for
+one without a value. Attributes of StableHLO are dicts of their fields, enumerations their words,
+and those of Shardy their text.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from xdsl.dialects.builtin import LocationAttr
+
+
+@dataclass(frozen=True)
+class HloType:
+    """The type of a tensor: the sizes of its dimensions, and its element type by name. `problem`
+    says why it is no tensor of static shape; empty if it is one."""
+
+    shape: tuple[int, ...]
+    element: str
+    problem: str = ""
+
+    def __str__(self) -> str:
+        return f"tensor<{'x'.join([*map(str, self.shape), self.element])}>"
+
+
+@dataclass(eq=False)
+class HloValue:
+    """A value: a result of an op, or an argument of a block."""
+
+    type: HloType
+    name: str = ""
+    """The name of an argument in its debug location: `params['w']`."""
+
+
+@dataclass(eq=False)
+class HloOp:
+    """An op."""
+
+    name: str
+    operands: Sequence[HloValue]
+    results: Sequence[HloValue]
+    attributes: Mapping[str, Any]
+    regions: "Sequence[HloBlock]"
+    location: LocationAttr | None
+    """The innermost line of the source; None if it is unknown."""
+
+
+@dataclass(eq=False)
+class HloBlock:
+    """The only block of a region."""
+
+    arguments: Sequence[HloValue]
+    ops: Sequence[HloOp]
+
+    @property
+    def results(self) -> Sequence[HloValue]:
+        """The operands of the terminator."""
+        return self.ops[-1].operands if self.ops else ()
+
+
+@dataclass(eq=False)
+class HloFunction:
+    """A function, with the attributes of its arguments and results."""
+
+    name: str
+    block: HloBlock
+    arguments: Sequence[Mapping[str, Any]]
+    results: Sequence[Mapping[str, Any]]
+
+
+@dataclass(eq=False)
+class HloProgram:
+    """A module: its functions, its meshes in Shardy's text, and what else it has."""
+
+    functions: dict[str, HloFunction] = field(default_factory=dict)
+    meshes: dict[str, str] = field(default_factory=dict)
+    others: list[HloOp] = field(default_factory=list)
+    """Ops at the top level that are neither functions nor meshes."""
+    attributes: Mapping[str, Any] = field(default_factory=dict)
+
+
+def expression(block: HloBlock, value: HloValue | None = None) -> str:
+    """Return the text of a scalar computation, by which known bodies are recognised: `add(0, 1)`.
+    Arguments are their indices; without a `value`, it is that of all results."""
+    arguments = {v: str(i) for i, v in enumerate(block.arguments)}
+    makers = {r: op for op in block.ops for r in op.results}
+
+    def text(v: HloValue) -> str:
+        if v in arguments:
+            return arguments[v]
+        op = makers.get(v)
+        if op is None:
+            return "outer"
+        name = op.name.partition(".")[2]
+        if name == "constant":
+            return str(op.attributes["value"].item()) if op.attributes["value"].size == 1 else "?"
+        if name == "compare":
+            name = op.attributes["comparison_direction"]
+        return f"{name}({', '.join(map(text, op.operands))})"
+
+    return "; ".join(map(text, block.results if value is None else [value]))
+
+
+def walk(block: HloBlock) -> Iterator[HloOp]:
+    """Yield all ops of a block, and of the regions within it."""
+    for op in block.ops:
+        yield op
+        for region in op.regions:
+            yield from walk(region)

@@ -1,0 +1,310 @@
+"""Programs of StableHLO -> modules: a walk of the ops, by the table of ops/.
+
+Calls are inlined, and what is refused is reported at once, with the line of the user's source.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from xdsl.dialects.builtin import LocationAttr, TensorType
+from xdsl.ir import SSAValue
+
+from shardir.algebra.mesh import Mesh
+from shardir.algebra.sdy import from_sdy, mesh_from_sdy
+from shardir.algebra.sharding import Sharding
+from shardir.build import Module, Value
+from shardir.compat.xdsl import set_type
+from shardir.diagnostics import ShardirError
+from shardir.dialects import dist
+from shardir.dialects.dist import LayoutAttr, ShardingAttr
+from shardir.dialects.locations import file_location
+from shardir.dialects.text import word
+from shardir.frontends.stablehlo.folding import FoldingBuilder
+from shardir.frontends.stablehlo.form import (
+    HloBlock,
+    HloFunction,
+    HloOp,
+    HloProgram,
+    HloValue,
+    walk,
+)
+from shardir.frontends.stablehlo.ops import TABLE
+from shardir.frontends.stablehlo.translation import OpTranslation, Refused, ValueFacts
+from shardir.frontends.stablehlo.types import DTYPES
+
+CONSTRAINT, SHARDING = "sdy.sharding_constraint", "sdy.sharding"
+
+OF_ARGUMENTS = frozenset((
+    SHARDING, "tf.aliasing_output", "jax.buffer_donor", "jax.result_info", "mhlo.layout_mode",
+    "jax.global_constant", "jax.arg_info",
+))  # fmt: skip
+"""The attributes of arguments and results that are read, or say nothing about values."""
+
+REASONS: Mapping[str, str] = {
+    "sdy.manual_computation": "a region of per-device code (shard_map); write it on whole arrays",
+    "stablehlo.rng_bit_generator": "random bits of XLA's own; use jax.random with threefry keys",
+    "stablehlo.rng": "random numbers of XLA's own; use jax.random with threefry keys",
+    "stablehlo.fft": "a Fourier transform; write it as products with cosines and sines",
+    "stablehlo.complex": "complex numbers; write them as pairs of real ones",
+    "stablehlo.custom_call": "a call of XLA's library",
+    **dict.fromkeys(
+        ("stablehlo.all_reduce", "stablehlo.all_gather", "stablehlo.reduce_scatter",
+         "stablehlo.all_to_all", "stablehlo.collective_permute"),
+        "a collective; write the program on whole arrays, shardir makes its collectives",
+    ),
+}  # fmt: skip
+"""Why an op that has no entry is refused."""
+
+
+@dataclass
+class ArgumentForm:
+    """What an argument is: an input or a state, with its name, init and sharding."""
+
+    name: str
+    sharding: Sharding | None = None
+    is_state: bool = False
+    is_parameter: bool = False
+    init: str | None = None
+
+
+@dataclass
+class HloImporter:
+    """The import of the function `main` of a program."""
+
+    program: HloProgram
+    module: Module
+    mesh: Mesh | None
+    """The mesh of the module, by the name that shardings have."""
+    facts: ValueFacts = field(default_factory=ValueFacts)
+    refusals: dict[tuple[str, str, str], None] = field(default_factory=dict)
+    _stack: list[str] = field(default_factory=list)
+
+    def run(
+        self,
+        name: str,
+        roles: Sequence[ArgumentForm],
+        updates: Mapping[int, str],
+        source: str = "main",
+    ) -> FoldingBuilder:
+        """Import a function.
+
+        Args:
+            name: its name in the module.
+            roles: of each argument.
+            updates: the state that a result replaces, by the index of the result.
+            source: its name in the program.
+
+        Raises:
+            ShardirError: an op can't be imported; the message lists all of them.
+        """
+        f = self.program.functions[source]
+        self.check(f)
+        self.function = self.module.function(name, kind=FoldingBuilder)
+        self.env: dict[HloValue, Value | None] = {}
+        arguments = [self._argument(a, r) for a, r in zip(f.block.arguments, roles, strict=True)]
+        results = self.translate(f.block, arguments)
+        if self.refusals:
+            self._raise()
+        returned: list[Value] = []
+        for i, (value, attributes) in enumerate(zip(results, f.results, strict=True)):
+            assert value is not None
+            if SHARDING in attributes:
+                value = self._constrained(value, self.sharding(attributes[SHARDING]))
+            if i in updates:
+                self.function.update(updates[i], value)
+            else:
+                returned.append(value)
+        self.function.returns(*returned)
+        self._erase_unused()
+        return self.function
+
+    def _raise(self) -> None:
+        lines = [f"{op}{place}: {reason}" for op, place, reason in self.refusals]
+        raise ShardirError(
+            f"expected ops that can be imported, got {len(lines)} that can't:\n  "
+            + "\n  ".join(lines)
+        )
+
+    # ---- checks ----
+
+    def check(self, f: HloFunction) -> None:
+        """Find all ops that have no entry, in all functions that `f` may call."""
+        for key, value in self.program.attributes.items():
+            if key == "mhlo.num_partitions" and value != 1 and not self.program.meshes:
+                self._refuse(
+                    "module", "", f"mhlo.num_partitions = {value} without a mesh of Shardy"
+                )
+        for op in self.program.others:
+            self._refuse(op.name, self._place(op.location), "an op outside of functions")
+        for attributes in (*f.arguments, *f.results):
+            for key in attributes:
+                if key not in OF_ARGUMENTS:
+                    self._refuse(f"argument or result of @{f.name}", "", f"the attribute {key}")
+        self._check_block(f.block, None, set())
+
+    def _check_block(
+        self, block: HloBlock, called_at: LocationAttr | None, checked: set[str]
+    ) -> None:  # fmt: skip
+        """Check the ops of a block, and of all functions that it calls. JAX gives the ops of a
+        function that is called no lines; so they have that of the first call."""
+        for op in walk(block):
+            location = op.location or called_at
+            self._check_op(op, self._place(location))
+            name = op.attributes.get("callee") or op.attributes.get("decomposition")
+            if name in self.program.functions and name not in checked:
+                checked.add(name)
+                self._check_block(self.program.functions[name].block, location, checked)
+
+    def _check_op(self, op: HloOp, place: str) -> None:
+        is_known = op.name in TABLE or op.name in (CONSTRAINT, "func.return", "stablehlo.return")
+        if not is_known:
+            target = op.attributes.get("call_target_name")
+            name = f"{op.name} @{target}" if target else op.name
+            self._refuse(name, place, REASONS.get(op.name, "it has no counterpart"))
+            return
+        if op.name != CONSTRAINT and (key := next(
+            (k for k in op.attributes if k.startswith("sdy.") or k == "mhlo.sharding"), None
+        )) is not None:  # fmt: skip
+            self._refuse(op.name, place, f"the attribute {key} on it; use a sharding constraint")
+        for value in op.results:
+            if value.type.problem:
+                self._refuse(op.name, place, value.type.problem)
+            elif value.type.element not in DTYPES:
+                reason = f"the element type {value.type.element}; use one of {', '.join(DTYPES)}"
+                self._refuse(op.name, place, reason)
+
+    def _refuse(self, op: str, place: str, reason: str) -> None:
+        self.refusals[op, place, reason] = None
+
+    def _place(self, location: LocationAttr | None) -> str:
+        place = file_location(location) if location is not None else None
+        return f" at {place[0]}:{place[1]}" if place else ""
+
+    # ---- arguments ----
+
+    def _argument(self, argument: HloValue, role: ArgumentForm) -> Value | None:
+        t = argument.type
+        if t.problem or t.element not in DTYPES:
+            self._refuse(f"argument {role.name}", "", t.problem or f"the element type {t.element}")
+            return None
+        shape, dtype = t.shape, DTYPES[t.element]
+        if role.is_parameter:
+            value = self.function.parameter(role.name, shape, dtype, init=role.init)
+        elif role.is_state:
+            value = self.function.state(role.name, shape, dtype, init=role.init)
+        else:
+            value = self.function.input(role.name, shape, dtype, init=role.init)
+        if role.sharding is not None:
+            _annotate(value.ssa, role.sharding)
+        return value
+
+    def sharding(self, text: str) -> Sharding:
+        """Return a sharding of Shardy's text."""
+        if self.mesh is None:
+            raise ShardirError(f"expected a mesh for the sharding {text}, got none; pass mesh=...")
+        return from_sdy(text, self.mesh)
+
+    def _constrained(self, value: Value, sharding: Sharding) -> Value:
+        """Annotate a value, or, where it has another annotation, a copy of it."""
+        self.facts.sources.pop(value.ssa, None)  # users read this value, not what it was made from
+        self.facts.origins.pop(value.ssa, None)
+        if dist.sharding_of(value.ssa) is None:
+            _annotate(value.ssa, sharding)
+            return value
+        if dist.sharding_of(value.ssa) == sharding:
+            return value
+        op = dist.PropagationBarrierOp.create(
+            operands=[value.ssa], result_types=[value.type],
+            properties={"allowed": word(dist.DirectionAttr, "none")},
+            location=self.function.location(),
+        )  # fmt: skip
+        self.function.block.add_op(op)
+        _annotate(op.out, sharding)
+        return Value(self.function, op.out)
+
+    # ---- ops ----
+
+    def translate(self, block: HloBlock, arguments: Sequence[Value | None]) -> list[Value | None]:
+        """Translate a block with these arguments; return its results."""
+        self.env.update(zip(block.arguments, arguments, strict=True))
+        for op in block.ops[:-1]:
+            before = self.function.location()
+            location = op.location or before
+            with self.function.at(location):
+                results = self._results(op)
+            self.env.update(zip(op.results, results, strict=True))
+        return [self.env[v] for v in block.results]
+
+    def _results(self, op: HloOp) -> Sequence[Value | None]:
+        """Translate an op; None for each result of one that is refused, or that reads such one."""
+        operands = [self.env[v] for v in op.operands]
+        nothing = [None for _ in op.results]
+        if any(v is None for v in operands):
+            return nothing
+        try:
+            return self._translate(op, [v for v in operands if v is not None])
+        except _Inner:
+            return nothing
+        except (Refused, ShardirError) as error:
+            self._refuse(op.name, self._place(self.function.location()), str(error))
+            return nothing
+
+    def _translate(self, op: HloOp, operands: Sequence[Value]) -> Sequence[Value | None]:
+        if op.name == CONSTRAINT:
+            return [self._constrained(operands[0], self.sharding(op.attributes["sharding"]))]
+        entry = TABLE.get(op.name)
+        if entry is None:
+            return [None for _ in op.results]
+        out = entry(
+            OpTranslation(self.function, op, self.facts, self._run_region, self._callee), *operands
+        )
+        results = [out] if isinstance(out, Value) else list(out)
+        for value, result in zip(results, op.results, strict=True):
+            if value is None:
+                continue
+            expected = result.type.shape, DTYPES[result.type.element]
+            if (value.shape, value.dtype) != expected:
+                raise AssertionError(f"{op.name}: expected {expected}, got {value!r}")
+        return results
+
+    def _run_region(self, block: HloBlock, arguments: Sequence[Value]) -> list[Any]:
+        results = self.translate(block, arguments)
+        if any(v is None for v in results):
+            raise _Inner
+        return results
+
+    def _callee(self, name: str) -> HloBlock:
+        if name not in self.program.functions:
+            raise Refused(f"a call of @{name}, which the module lacks")
+        return self.program.functions[name].block
+
+    def _erase_unused(self) -> None:
+        """Erase ops without a use: broadcasts whose sources were read, and comparisons that bounds
+        decided."""
+        for op in reversed([*self.function.block.ops]):
+            if op.results and not any(r.uses.get_length() for r in op.results):
+                op.detach()
+                op.erase()
+
+
+class _Inner(Refused):
+    """A region with an op that is refused, and reported."""
+
+
+def _annotate(value: SSAValue, sharding: Sharding) -> None:
+    t = value.type
+    assert isinstance(t, TensorType)
+    plain = not (sharding.open or sharding.priorities or sharding.replicated)
+    attr = LayoutAttr(sharding.layout) if plain else ShardingAttr(sharding)
+    set_type(value, TensorType(t.element_type, t.get_shape(), attr))
+
+
+def meshes_of(program: HloProgram) -> dict[str, Mesh]:
+    """Return the meshes of a program that have devices, by name.
+
+    Raises:
+        ShardirError: a mesh can't be expressed.
+    """
+    texts = {n: t.removeprefix("#sdy.mesh") for n, t in program.meshes.items()}
+    return {n: mesh_from_sdy(f"sdy.mesh @{n} = {t}") for n, t in texts.items() if t != "<[]>"}

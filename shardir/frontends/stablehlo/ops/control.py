@@ -1,0 +1,54 @@
+"""Calls, loops and branches: all are inlined. A loop is unrolled; the torch backend writes equal
+blocks of ops as a loop again (`outline-blocks`)."""
+
+from collections.abc import Sequence
+
+from shardir.build import Value, nn
+from shardir.frontends.stablehlo.translation import HloEntry, OpTranslation
+
+MAX_RUNS = 4096
+"""Bounds the runs of a loop."""
+
+
+def _call(t: OpTranslation, *operands: Value) -> Sequence[Value]:
+    name = t["callee"] if t["callee"] is not None else t["decomposition"]
+    return t.run(t.callee(name), operands)
+
+
+def _while(t: OpTranslation, *carried: Value) -> Sequence[Value]:
+    condition, body = t.op.regions
+    for _ in range(MAX_RUNS):
+        (goes_on,) = t.run(condition, carried)
+        number = t.number(goes_on)
+        if number is None:
+            t.refuse("a loop whose number of runs depends on values; use lax.scan or fori_loop")
+        if not number:
+            return carried
+        carried = tuple(t.run(body, carried))
+    t.refuse(f"a loop of more than {MAX_RUNS} runs")
+
+
+def _case(t: OpTranslation, index: Value) -> Sequence[Value]:
+    """All branches are computed, and one is selected."""
+    regions = t.op.regions
+    number = t.number(index)
+    if t.op.name == "stablehlo.if":
+        regions, number = regions[::-1], None if number is None else int(number)
+    if number is not None:  # an index outside of the branches is that of the last one
+        return t.run(regions[int(number) if 0 <= number < len(regions) else -1], ())
+    branches = [t.run(r, ()) for r in regions]
+    results = list(branches[-1])
+    for i, branch in reversed([*enumerate(branches[:-1])]):
+        is_it = nn.not_(index) if index.dtype == "i1" else nn.compare(index, i, how="eq")
+        results = [nn.select(is_it, x, y) for x, y in zip(branch, results, strict=True)]
+    return results
+
+
+TABLE: dict[str, HloEntry] = {
+    "func.call": _call,
+    "stablehlo.composite": _call,
+    "stablehlo.while": _while,
+    "stablehlo.case": _case,
+    "stablehlo.if": _case,
+    "stablehlo.optimization_barrier": lambda t, *xs: xs,
+}

@@ -1,0 +1,154 @@
+"""Writes by index: scatters that add, and scatters that replace."""
+
+from math import prod
+
+from shardir.build import Value, nn
+from shardir.frontends.stablehlo.form import expression
+from shardir.frontends.stablehlo.ops.indexing import (
+    IndexedForm,
+    clamped,
+    columns_of,
+    flat_indices,
+    in_order,
+)
+from shardir.frontends.stablehlo.translation import HloEntry, OpTranslation
+from shardir.frontends.stablehlo.types import wrap
+
+BODIES = {"add(0, 1)": "add", "add(1, 0)": "add", "1": "set"}
+
+
+def _scatter(t: OpTranslation, *operands: Value) -> Value:
+    if len(operands) != 3:
+        t.refuse("a scatter of several values at once")
+    x, ids, updates = operands
+    text = expression(t.op.regions[0])
+    kind = BODIES.get(text)
+    if kind is None:
+        t.refuse(f"a scatter by {text[:80]}; sums and replacements are known")
+    numbers = t["scatter_dimension_numbers"]
+    at = numbers["index_vector_dim"]
+    starts = dict(
+        zip(numbers["scattered_dims_to_operand_dims"], columns_of(t, ids, at), strict=True)
+    )
+    batching = tuple(numbers["input_batching_dims"])
+    batch = tuple(d - (d > at) for d in numbers["scatter_indices_batching_dims"])
+    dropped = frozenset((*numbers["inserted_window_dims"], *batching))
+    window_dims = iter(numbers["update_window_dims"])
+    sizes = tuple(
+        1 if d in dropped else updates.shape[next(window_dims)] for d in range(len(x.shape))
+    )
+    batch_shape = tuple(n for d, n in enumerate(ids.shape) if d != at)
+    for d, n in enumerate(x.shape):
+        if d not in starts and d not in batching and sizes[d] < n:
+            starts[d] = t.filled(0, batch_shape, ids.dtype)
+    inside = _inside(t, x, starts, sizes)
+    columns = {
+        d: clamped(t, c, x.shape[d] - sizes[d]) for d, c in starts.items()
+        if sizes[d] < x.shape[d]
+    }  # fmt: skip
+    if kind != "add":
+        for d, e in zip(batching, batch, strict=True):
+            columns[d] = t.spread(
+                t.iota(tuple(x.shape[d] if k == e else 1 for k in range(len(batch_shape))), e,
+                       ids.dtype), batch_shape
+            )  # fmt: skip
+        batching = batch = ()
+    of = IndexedForm(x.shape, batching, sizes, columns, batch, dropped, batch_shape)
+    windows = numbers["update_window_dims"]
+    scattered = [d for d in range(len(updates.shape)) if d not in windows]
+    place = {d: windows[i] for i, d in enumerate(of.kept)}
+    order = [*(scattered[d] for d in (*of.batch, *of.free)), *(place[d] for d in of.windowed),
+             *(place[d] for d in of.rest if d in place)]  # fmt: skip
+    updates = t.transpose(updates, order)
+    if not columns:
+        return _whole(t, x, updates, inside, len(batch_shape), kind, of)
+    if kind == "add":
+        return _add(t, x, of, updates, inside)
+    return _set(t, x, of, updates, inside)
+
+
+def _whole(
+    t: OpTranslation, x: Value, updates: Value, inside: Value | None, rank: int, kind: str,
+    of: IndexedForm,
+) -> Value:  # fmt: skip
+    """A scatter whose windows are the whole operand."""
+    if of.batching or inside is not None:
+        t.refuse("a scatter of whole operands with a batch")
+    if kind == "add":
+        total = nn.reduce(updates, kind="sum", dims=tuple(range(rank))) if rank else updates
+        return nn.add(x, t.reshape(total, x.shape))
+    return t.reshape(t.part(updates, 0, updates.shape[0] - 1, 1) if rank else updates, x.shape)
+
+
+def _inside(
+    t: OpTranslation, x: Value, starts: dict[int, Value], sizes: tuple[int, ...]
+) -> Value | None:
+    """Return which windows are within the operand; others are not written. None: all are."""
+    inside: Value | None = None
+    for d, column in starts.items():
+        last, bounds = x.shape[d] - sizes[d], t.range_of(column)
+        if bounds is not None and bounds[0] >= 0 and bounds[1] <= last:
+            continue
+        both = nn.and_(nn.compare(column, 0, how="ge"), nn.compare(column, last, how="le"))
+        inside = both if inside is None else nn.and_(inside, both)
+    return inside
+
+
+def _of_windows(t: OpTranslation, of: IndexedForm, inside: Value, like: Value) -> Value:
+    """Return the mask of windows for each element of the updates in the common form."""
+    perm = [*of.batch, *of.free]
+    mask = t.transpose(inside, perm)
+    return t.reshape(mask, (*mask.shape, *[1] * (len(like.shape) - len(perm))))
+
+
+def _add(
+    t: OpTranslation, x: Value, of: IndexedForm, updates: Value, inside: Value | None
+) -> Value:
+    if inside is not None:
+        mask = _of_windows(t, of, inside, updates)
+        updates = nn.select(mask, updates, t.constant(0, updates.dtype))
+    flat = flat_indices(t, of)
+    lead, rows = len(of.batch), prod(of.shape[d] for d in of.indexed)
+    rest = tuple(of.shape[d] for d in of.rest)
+    flat = t.transpose(flat, [*of.batch, *of.free, *range(len(of.batch_shape), len(flat.shape))])
+    batch, inner = flat.shape[:lead], flat.shape[lead:]
+    if lead:
+        src = t.reshape(updates, (*batch, prod(inner), *rest))
+        ids = t.spread(t.reshape(flat, (*batch, prod(inner), *[1] * len(rest))), src.shape)
+        out = nn.scatter_add(ids, src, axis=lead, shape=(*batch, rows, *rest), dtype=src.dtype)
+    else:
+        src = t.reshape(updates, (*inner, *rest))
+        out = nn.gather_grad(flat, src, axis=0, shape=(rows, *rest), dtype=src.dtype)
+    out = _back(t, out, of)
+    return out if t.number(x) == 0 else wrap(nn.add(x, out), t.element)
+
+
+def _back(t: OpTranslation, out: Value, of: IndexedForm) -> Value:
+    """Return a value in the common form in the operand's."""
+    order = in_order(of)
+    out = t.reshape(out, tuple(of.shape[d] for d in order))
+    return t.transpose(out, [order.index(d) for d in range(len(order))])
+
+
+def _set(
+    t: OpTranslation, x: Value, of: IndexedForm, updates: Value, inside: Value | None
+) -> Value:
+    """Replace rows. Those outside of the operand go to a further row, which is then cut off."""
+    flat = flat_indices(t, of)
+    flat = t.transpose(flat, [*of.free, *range(len(of.batch_shape), len(flat.shape))])
+    rows = prod(of.shape[d] for d in of.indexed)
+    rest = tuple(of.shape[d] for d in of.rest)
+    table = t.reshape(t.transpose(x, in_order(of)), (rows, *rest))
+    count = prod(flat.shape)
+    if inside is not None:
+        mask = _of_windows(t, of, inside, flat)
+        flat = nn.select(mask, flat, t.constant(rows, flat.dtype))
+        table = nn.pad(table, low=(0,) * (1 + len(rest)), high=(1, *[0] * len(rest)))
+    ids, src = t.reshape(flat, (count,)), t.reshape(updates, (count, *rest))
+    out = nn.index_copy(table, ids, src, axis=0)
+    if inside is not None:
+        out = t.part(out, 0, 0, rows)
+    return _back(t, out, of)
+
+
+TABLE: dict[str, HloEntry] = {"stablehlo.scatter": _scatter}

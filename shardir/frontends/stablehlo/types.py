@@ -1,0 +1,39 @@
+"""Element types of StableHLO: ours, and the integers that wrap in a wider one."""
+
+from collections.abc import Mapping
+
+from shardir.build import Value, nn
+
+DTYPES: Mapping[str, str] = {
+    "f64": "f64", "f32": "f32", "bf16": "bf16", "f16": "f16", "i64": "i64", "i32": "i32",
+    "i1": "i1", "i16": "i32", "i8": "i32", "ui16": "i32", "ui8": "i32", "ui32": "i64",
+    "ui64": "i64",
+}  # fmt: skip
+"""Our element type of each of StableHLO. Small and unsigned integers are in a wider type, and wrap
+where an op may leave their range. Those of ui64 have their bits in i64: ops that read them as
+numbers are refused where they may be 2^63 or more."""
+
+RANGES: Mapping[str, tuple[int, int]] = {
+    "i16": (-(2**15), 2**16), "i8": (-(2**7), 2**8), "ui16": (0, 2**16), "ui8": (0, 2**8),
+    "ui32": (0, 2**32),
+}  # fmt: skip
+"""The least number of such an integer type, and how many it has."""
+
+WIDTHS: Mapping[str, int] = {
+    "i64": 64, "i32": 32, "i16": 16, "i8": 8, "ui16": 16, "ui8": 8, "ui32": 32, "ui64": 64,
+}  # fmt: skip
+"""The bits of each integer type."""
+
+
+def is_float(element: str) -> bool:
+    return element in ("f64", "f32", "bf16", "f16")
+
+
+def wrap(x: Value, element: str) -> Value:
+    """Return numbers modulo those of an integer type, in its range."""
+    if element not in RANGES:
+        return x
+    low, count = RANGES[element]
+    if low == 0:
+        return nn.and_(x, count - 1)
+    return nn.and_(x - low, count - 1) + low
