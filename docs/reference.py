@@ -173,7 +173,7 @@ def wrong_inputs() -> dict[str, tuple[list[str], str]]:
             inputs |= _wrong_lines(text, path.parent / words[i + 1].removeprefix("%S/"))
             continue
         for chunk in re.split(r"^// -----$", text, flags=re.M) if "-error" in text else ():
-            for code in {c for e in EXPECTED.findall(chunk) for c in CODE.findall(e)}:
+            for code in sorted({c for e in EXPECTED.findall(chunk) for c in CODE.findall(e)}):
                 shortest = _cut(chunk, code)
                 if code not in inputs or len(shortest) < len(inputs[code][1]):
                     inputs[code] = flags, shortest

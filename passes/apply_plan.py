@@ -28,7 +28,7 @@ Runs after inline-calls, before layouts are decided on. docs/reference/plans.md 
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from shardir.algebra.plan import (
@@ -44,7 +44,7 @@ from shardir.algebra.plan import (
     UnshardedParameter,
     unsharded_texts,
 )
-from shardir.algebra.plan_notation import read
+from shardir.algebra.plan_notation import read, text_of
 from shardir.diagnostics import (
     Located,
     ParseErrors,
@@ -64,6 +64,7 @@ from shardir.rewriting.planned_function import PlannedFunction, Target
 from shardir.search.plans.preset_entries import (
     FunctionPresets,
     by_axis,
+    known_products,
     parts_of,
     splits_more_than_columns,
 )
@@ -102,6 +103,8 @@ class ApplyPlan(GlobalPass):
             )
         source = Source(read_text(Path(self.file)) if self.file else self.plan, self.file or "plan")
         plan, errors = read(source.text)
+        plan, of_added = _with_added_presets(plan)
+        errors += of_added
         errors += _unknown_functions(plan, functions, self.lines)
         planned = _PlannedProgram(_select_lines(plan, functions, self.lines), functions)
         errors += planned.errors
@@ -110,6 +113,27 @@ class ApplyPlan(GlobalPass):
         planned.report_unsharded()
         for f in planned.functions:
             f.write()
+
+
+def _with_added_presets(plan: LayoutPlan) -> tuple[LayoutPlan, list[LineError]]:
+    """Return the plan with the lines of presets that packages add as functions, and their
+    errors."""
+    lines, errors, products = list[Line](), list[LineError](), known_products()
+    for line in plan.lines:
+        name, axes = line.factors[0] if isinstance(line, PresetLine) else ("", ())
+        make = products.get(name)
+        if not callable(make) or not isinstance(line, PresetLine) or len(line.factors) > 1:
+            lines.append(line)
+            continue
+        try:
+            given = make(", ".join(axes))
+            added, wrong = read(given if isinstance(given, str) else text_of(given))
+        except ShardirError as e:
+            errors.append(LineError(line.number, 0, f"the preset {name}: {e}"))
+            continue
+        lines += [replace(x, number=line.number) for x in added.lines]
+        errors += [LineError(line.number, 0, f"the preset {name}: {e.message}") for e in wrong]
+    return LayoutPlan(tuple(lines)), errors
 
 
 def _unknown_functions(

@@ -26,6 +26,7 @@ __all__ = [
     "optimizer",
     "parse",
     "plan_redistribution",
+    "register",
     "register_custom_op",
     "run",
     "start",
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
     from shardir.backend.torch.started import start
     from shardir.diagnostics import ShardirError
     from shardir.dialects.nn.custom import register_custom_op
+    from shardir.extend import register
     from shardir.frontends.torch.function_optimizer import optimizer
     from shardir.frontends.torch.steps import Inference, Step
 
@@ -70,6 +72,7 @@ PLACES = {
     "start": "shardir.backend.torch.started",
     "from_dtensor": "shardir.backend.torch.dtensor",
     "to_dtensor": "shardir.backend.torch.dtensor",
+    "register": "shardir.extend",
     "register_custom_op": "shardir.dialects.nn.custom",
     "optimizer": "shardir.frontends.torch.function_optimizer",
     "Step": "shardir.frontends.torch.steps",

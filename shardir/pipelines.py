@@ -13,9 +13,10 @@ from xdsl.passes import ModulePass
 from xdsl.utils.arg_spec import ArgSpec
 
 from shardir.diagnostics import ShardirError, did_you_mean
-from shardir.passes import PASSES, PIPELINES
+from shardir.dialects.installed import of_registry
+from shardir.passes import PASSES
 from shardir.rewriting.options import UsageError, instantiate
-from shardir.rewriting.registry import Loaders, build, expand, known_passes
+from shardir.rewriting.registry import Loaders, build, expand, known_passes, known_pipelines
 from shardir.syntax.files import read_text
 
 SEARCH, PROPAGATION, LOWERING = "search-strategies", "propagate-strategies", "lower-to-spmd"
@@ -69,10 +70,16 @@ def pipeline_of(pipeline: str | None, mode: str | None, default: str) -> str:
         )
     word, brace, options = mode.partition("{")
     name = word.strip().lower().replace("-", "_").removesuffix("_parallel")
-    if name not in MODES:
-        hint = did_you_mean(name, MODES) or f"; there are {', '.join(MODES)}"
+    modes = known_modes()
+    if name not in modes:
+        hint = did_you_mean(name, modes) or f"; there are {', '.join(modes)}"
         raise UsageError(f"there is no mode {word.strip()}{hint}")
-    return f"{MODES[name].pipeline}{brace}{options}"
+    return f"{modes[name].pipeline}{brace}{options}"
+
+
+def known_modes() -> dict[str, Mode]:
+    """Return the modes of shardir, and of installed packages."""
+    return {name: Mode(*mode) for name, mode in of_registry("modes", MODES).items()}
 
 
 def with_plan(passes: Sequence[ModulePass], plan: Any) -> list[ModulePass]:
@@ -251,5 +258,6 @@ def runs_on_one_device(p: ModulePass) -> bool:
 def in_order(passes: Loaders = PASSES) -> list[str]:
     """Return the names of all passes in the order of the pipelines, then passes of no pipeline."""
     known = {**PASSES, **passes}
-    used = [s.name for text in PIPELINES.values() for s in expand(text, known, PIPELINES)]
+    pipelines = known_pipelines()
+    used = [s.name for text in pipelines.values() for s in expand(text, known, pipelines)]
     return [n for n in dict.fromkeys([*used, *passes]) if n in passes]

@@ -1,9 +1,27 @@
-"""The dialects, passes and target of shardir for any xDSL tool: the `xdsl.universe` entry point."""
+"""The dialects, passes and target of shardir for any xDSL tool: the `xdsl.universe` entry point.
 
-from xdsl.universe import Universe
+UNIVERSE has those of all extensions of shardir too, OWN those of shardir alone.
+"""
+
+from typing import Any
 
 from shardir.backend import BACKENDS
+from shardir.compat.xdsl import universe_of
 from shardir.dialects import DIALECTS
+from shardir.dialects.installed import installed
 from shardir.pipelines import PASSES
 
-UNIVERSE = Universe(all_dialects=DIALECTS, all_passes=PASSES, all_targets=dict(BACKENDS))
+
+def _frontend() -> Any:
+    from shardir.syntax.frontend import IrFrontend
+
+    return IrFrontend
+
+
+OWN = universe_of(DIALECTS, PASSES, dict(BACKENDS), {"ir": _frontend})
+
+
+def __getattr__(name: str) -> Any:
+    if name != "UNIVERSE":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return installed().universe(OWN)

@@ -10,6 +10,7 @@ from shardir import pipelines
 from shardir.diagnostics import ShardirError, first_paragraph
 from shardir.pipelines import Loaders
 from shardir.rewriting.options import default_text, field_docs, option_name, option_types, type_text
+from shardir.rewriting.registry import known_pipelines
 
 WIDTH = 96
 
@@ -25,9 +26,11 @@ def describe(passes: Loaders) -> str:
     names = ", ".join(sorted(n for n in passes if n in xdsl_passes))
     lines += ["", "passes of xDSL:", *_wrap(names, 2)]
     lines += ["", "pipelines, each with the options of its passes:"]
-    lines += [f"  {name} = {text}" for name, text in pipelines.PIPELINES.items()]
+    lines += [f"  {name} = {text}" for name, text in known_pipelines().items()]
     lines += ["", "modes:"]
-    lines += [f"  {name} = {mode.pipeline}: {mode.does}" for name, mode in pipelines.MODES.items()]
+    lines += [
+        f"  {name} = {mode.pipeline}: {mode.does}" for name, mode in pipelines.known_modes().items()
+    ]
     return "\n".join(lines)
 
 

@@ -41,7 +41,7 @@ from shardir.diagnostics import (
 from shardir.dialects.installed import installed
 from shardir.rewriting.copying import copied
 from shardir.rewriting.options import UsageError, instantiate, parse_options
-from shardir.syntax.parser import default_parser
+from shardir.syntax.parser import parser_of
 from shardir.syntax.printer import print_module
 from shardir.syntax.source import Source, collect_remarks, collect_warnings
 from shardir.syntax.verify import verify_all
@@ -76,7 +76,7 @@ class Driver(OptArguments):
             print(describe(self.available_passes))
             return 0
         if self.args.show_dialects:
-            print("\n".join(sorted(installed().all_dialects)))
+            print("\n".join(sorted(installed().tables["dialects"])))
             return 0
         import_modules(self.args.imports)
         text = pipelines.pipeline_of(self.args.passes, self.args.mode, "")
@@ -167,7 +167,7 @@ class Driver(OptArguments):
         else:
             meshes = [comparison.mesh_of(text) for text in given.split(";") if text.strip()]
         entries = [comparison.entry(x) for x in self.args.compare.split(";") if x.strip()]
-        module = default_parser().parse_source(source)
+        module = parser_of(source.text).parse_source(source)
         with progress_shown("comparing"):
             found = comparison.compare_plans(
                 module, entries, meshes, cluster, recorded=self.args.report is not None
@@ -285,7 +285,7 @@ class Driver(OptArguments):
                 )
 
     def parse(self, source: Source) -> ModuleOp:
-        parser = default_parser(allow_unregistered=self.args.allow_unregistered_dialect)
+        parser = parser_of(source.text, allow_unregistered=self.args.allow_unregistered_dialect)
         self.ctx = parser.ctx
         if self.args.frontend != "xdsl":
             return parser.parse_source(source)

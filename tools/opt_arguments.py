@@ -10,8 +10,9 @@ from xdsl.dialects.builtin import ModuleOp
 from xdsl.xdsl_opt_main import xDSLOptMain
 
 from shardir import __version__
-from shardir.dialects.installed import installed
-from shardir.passes import PIPELINES
+from shardir.backend import BACKENDS
+from shardir.dialects.installed import of_registry
+from shardir.rewriting.registry import known_passes, known_pipelines
 from shardir.tools.arguments import ToolParser, output_file
 
 HELP = {
@@ -127,17 +128,17 @@ class OptArguments(xDSLOptMain):
     def pass_of(self, word: str) -> str:
         """Return what to use in place of a flag of mlir-opt with the name of a pass."""
         name = word.lstrip("-")
-        is_pass = name in self.available_passes or name in PIPELINES
+        is_pass = name in self.available_passes or name in known_pipelines()
         return f"; use -p {name}" if is_pass else ""
 
     def register_all_frontends(self) -> None:
         self.available_frontends = dict.fromkeys(("ir", "mlir", "xdsl"), unused_frontend)
 
     def register_all_passes(self) -> None:
-        self.available_passes.update(installed().all_passes)
+        self.available_passes.update(known_passes())
 
     def register_all_targets(self) -> None:
-        self.available_targets.update(installed().all_targets)
+        self.available_targets.update(of_registry("targets", BACKENDS))
 
     def register_all_arguments(self, arg_parser: argparse.ArgumentParser) -> None:
         super().register_all_arguments(arg_parser)

@@ -1,7 +1,7 @@
 """The backends by their names: each turns a program in the local view into one that runs."""
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from shardir.diagnostics import ShardirError
 
@@ -32,6 +32,14 @@ def backend_of(target: "str | Backend") -> "Backend":
 
         if isinstance(target, Backend):
             return target
-    if target not in BACKENDS:
-        raise ShardirError(f"expected a backend, one of {', '.join(BACKENDS)}, got {target!r}")
-    return BACKENDS[target]()()
+    if target in BACKENDS:
+        return BACKENDS[target]()()
+    from shardir.backend.interface import Backend
+    from shardir.dialects.installed import installed  # with xDSL
+
+    make = installed().tables["targets"].get(target)
+    made: Any = make() if make is not None else None
+    if made is None or not issubclass(made, Backend):
+        known = ", ".join([*BACKENDS, *installed().names("targets")])
+        raise ShardirError(f"expected a backend, one of {known}, got {target!r}")
+    return made()

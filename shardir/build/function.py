@@ -24,7 +24,7 @@ from xdsl.dialects.func import FuncOp, ReturnOp
 from xdsl.ir import Attribute, Block, Region, SSAValue
 
 from shardir.build.attributes import element_type, layout_attr
-from shardir.build.ops import Ops
+from shardir.build.ops import Ops, ops_of
 from shardir.build.values import OpScope, Value
 from shardir.diagnostics import ShardirError
 from shardir.dialects.locations import file_name
@@ -65,6 +65,12 @@ class FunctionBuilder(OpScope):
         self._location: LocationAttr | None = None
         self.returned = False
         self.nn = Ops(self)
+
+    def __getattr__(self, name: str) -> Ops:
+        """Return the ops of the dialect of an extension."""
+        if name.startswith("_"):
+            raise AttributeError(f"expected an attribute of a function, got {name!r}")
+        return ops_of(name, self)
 
     @property
     def mesh_name(self) -> str:

@@ -11,7 +11,7 @@ An op that does not infer its result type takes `shape` and `dtype`, which defau
 first operand.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from xdsl.irdl import OperandDef, VarOperandDef
@@ -19,6 +19,7 @@ from xdsl.irdl import OperandDef, VarOperandDef
 from shardir.build.attributes import properties
 from shardir.build.values import Real, OpScope, Value
 from shardir.diagnostics import ShardirError, did_you_mean
+from shardir.dialects.installed import installed
 from shardir.dialects.nn import FAMILIES, TensorOp
 
 KINDS: dict[str, type[TensorOp]] = {
@@ -28,15 +29,20 @@ KINDS: dict[str, type[TensorOp]] = {
 
 
 class Ops:
-    """The functions that create ops. Ops without operands need the `function` to add them to."""
+    """The functions that create the ops of a dialect. Ops without operands need the `function` to
+    add them to."""
 
-    def __init__(self, function: OpScope | None = None):
-        self._function = function
+    def __init__(
+        self, function: OpScope | None = None, dialect: str = "nn",
+        kinds: Mapping[str, type[TensorOp]] = KINDS,
+    ):  # fmt: skip
+        self._function, self._dialect, self._kinds = function, dialect, kinds
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
-        kind = KINDS.get(name.removesuffix("_"))
+        dialect, kind = self._dialect, self._kinds.get(name.removesuffix("_"))
         if kind is None:
-            raise AttributeError(f"expected an op of nn, got {name!r}{did_you_mean(name, KINDS)}")
+            hint = did_you_mean(name, self._kinds)
+            raise AttributeError(f"expected an op of {dialect}, got {name!r}{hint}")
 
         def create(
             *operands: Value | Real,
@@ -50,7 +56,7 @@ class Ops:
             if function is None:
                 raise ShardirError(
                     f"expected a value among the operands of {kind.name}, got none; use "
-                    f"function.nn.{name} for an op of a function"
+                    f"function.{dialect}.{name} for an op of a function"
                 )
             values = [] if like is None else [function.value(v, like) for v in operands]
             _check_count(kind, len(values))
@@ -63,10 +69,26 @@ class Ops:
         return create
 
     def __dir__(self) -> list[str]:
-        return sorted(KINDS)
+        return sorted(self._kinds)
 
 
 nn = Ops()
+
+
+def ops_of(dialect: str, function: OpScope | None = None) -> Ops:
+    """Return the functions that create the ops of the dialect of an installed package.
+
+    Raises:
+        AttributeError: there is no such dialect.
+    """
+    if dialect not in installed().names("dialects"):
+        raise AttributeError(f"expected nn or the dialect of an extension, got {dialect!r}")
+    made = installed().tables["dialects"][dialect]()
+    kinds = {
+        op.name.removeprefix(f"{dialect}."): op
+        for op in made.operations if issubclass(op, TensorOp)
+    }  # fmt: skip
+    return Ops(function, dialect, kinds)
 
 
 def _check_count(kind: type[TensorOp], n: int) -> None:

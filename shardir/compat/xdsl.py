@@ -5,6 +5,7 @@ set directly where xDSL's own way searches in vain, or copies the list that it c
 """
 
 from collections.abc import Callable, Iterable, Sequence
+from inspect import signature
 from operator import attrgetter
 from typing import Any
 
@@ -23,10 +24,25 @@ from xdsl.ir.core import IRWithName
 from xdsl.irdl import IRDLOperation
 from xdsl.parser import AttrParser
 from xdsl.printer import Printer
+from xdsl.universe import Universe
 from xdsl.utils.arg_spec import _convert_arg_to_type as converted_argument
 from xdsl.utils.mlir_lexer import MLIRToken
 
 __all__ = ["converted_argument"]
+
+
+def universe_of(
+    dialects: dict[str, Any], passes: dict[str, Any], targets: dict[str, Any],
+    frontends: dict[str, Any],
+) -> Universe:  # fmt: skip
+    """Return a universe; that of xDSL 0.74 has no frontends."""
+    given: dict[str, Any] = {
+        "all_dialects": dialects, "all_passes": passes, "all_targets": targets,
+    }  # fmt: skip
+    if "all_frontends" in signature(Universe.__init__).parameters:
+        given["all_frontends"] = frontends
+    return Universe(**given)
+
 
 FIELDS = (
     (SSAValue, "type", "_type"),

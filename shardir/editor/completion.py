@@ -13,7 +13,8 @@ from shardir import pipelines
 from shardir.diagnostics import ShardirError, first_paragraph
 from shardir.editor.index import CLOSES, TextIndex
 from shardir.rewriting.options import default_text, option_name, option_types, type_text
-from shardir.search.plans.preset_entries import NAMES
+from shardir.rewriting.registry import known_pipelines
+from shardir.search.plans.preset_entries import known_products
 from shardir.syntax.parser import default_parser
 
 WORD = re.compile(r"[%@#!]?[\w$.+-]*\Z", re.ASCII)
@@ -131,11 +132,11 @@ def _of_command(before: str) -> Iterator[Completion]:
         yield from (
             Completion(name, "pass", "", _about(name)) for name in pipelines.known_passes()
         )  # fmt: skip
-        yield from (Completion(n, "pass", text) for n, text in pipelines.PIPELINES.items())
+        yield from (Completion(n, "pass", text) for n, text in known_pipelines().items())
     elif kind == "mode":
-        yield from (Completion(n, "mode", m.does) for n, m in pipelines.MODES.items())
+        yield from (Completion(n, "mode", m.does) for n, m in pipelines.known_modes().items())
     elif kind == "preset":
-        yield from (Completion(name, "preset") for name in NAMES)
+        yield from (Completion(name, "preset") for name in known_products())
 
 
 def _about(name: str) -> str:
@@ -147,8 +148,9 @@ def _about(name: str) -> str:
 
 def _options(name: str) -> Iterator[Completion]:
     """Yield the options of a pass, or of the passes of a pipeline or a mode."""
-    text = pipelines.MODES[name].pipeline if name in pipelines.MODES else name
-    text = pipelines.PIPELINES.get(text, text)
+    modes = pipelines.known_modes()
+    text = modes[name].pipeline if name in modes else name
+    text = known_pipelines().get(text, text)
     found: dict[str, Completion] = {}
     for part in re.findall(r"[\w-]+(?=[{,]|\Z)", text):
         if part in pipelines.PASSES:

@@ -217,7 +217,7 @@ def entry(text: str) -> PlanChoice:
         plan = match[1]
         options[match[2]] = match[3]
     word = plan.partition("{")[0].strip().lower().replace("-", "_").removesuffix("_parallel")
-    if word in pipelines.MODES:
+    if word in pipelines.known_modes():
         passes = pipelines.build(pipelines.pipeline_of(None, plan, ""))
     else:
         passes = pipelines.with_plan(pipelines.build(pipelines.DEFAULT), plan)

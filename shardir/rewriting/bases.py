@@ -30,6 +30,7 @@ from shardir.dialects.dist import MeshOp, meshes_of
 from shardir.dialects.nn.base import TensorOp
 from shardir.rewriting.functions import bodies, ops_of_bodies
 from shardir.rewriting.options import PassOptions
+from shardir.rewriting.rewriter import Rewriter
 from shardir.syntax.source import warn
 
 
@@ -61,6 +62,10 @@ class Function:
     def has_layouts(self) -> bool:
         """Whether the function has a mesh, and a value of it has a layout."""
         return self.mesh is not None and has_layouts(self.block)
+
+    def rewriter(self) -> Rewriter:
+        """Return a rewriter of the function, which places new ops where it has layouts."""
+        return Rewriter(self.mesh if self.has_layouts else None)
 
     def without_layout(self) -> Iterable[Located]:
         """Yield the error of a function with a value without layout."""

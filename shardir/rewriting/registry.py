@@ -16,7 +16,7 @@ from xdsl.passes import ModulePass
 from xdsl.utils.arg_spec import ArgSpec
 
 from shardir.diagnostics import did_you_mean
-from shardir.dialects.installed import installed
+from shardir.dialects.installed import of_registry
 from shardir.rewriting.options import (
     UsageError,
     instantiate,
@@ -37,7 +37,12 @@ PIPELINES: dict[str, str] = {}
 
 def known_passes() -> Loaders:
     """Return the registered passes, and the passes of installed packages."""
-    return PASSES | installed().all_passes
+    return of_registry("passes", PASSES)
+
+
+def known_pipelines() -> Mapping[str, str]:
+    """Return the pipelines of shardir, and of installed packages."""
+    return of_registry("pipelines", PIPELINES)
 
 
 def run_pipeline(text: str, ctx: Context, module: ModuleOp) -> None:
@@ -53,7 +58,7 @@ def build(text: str) -> list[ModulePass]:
         UsageError: the text is malformed, or a pass or an option does not exist.
     """
     passes = known_passes()
-    specs = expand(text, passes, PIPELINES)
+    specs = expand(text, passes, known_pipelines())
     return [instantiate("pass", passes[spec.name](), spec) for spec in specs]
 
 

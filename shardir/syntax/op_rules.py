@@ -7,13 +7,16 @@ rules.lines()          # group_0: "strategy" ANGLES
 """
 
 from collections.abc import Sequence
+from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from xdsl.dialects.utils.enum_attribute import EnumAttribute
 from xdsl.irdl import IRDLOperation
+from xdsl.utils.exceptions import ParseError
 
+from shardir.diagnostics import ShardirError
 from shardir.grammar.retained import retained, version
 from shardir.syntax import formats, omitted
 from shardir.syntax.formats import OpFormat, Reader, Rules
@@ -44,8 +47,18 @@ def rules_of(ops: Sequence[type[IRDLOperation]], read: Reader) -> OpRules:
 
 
 def _make_rules(ops: Sequence[type[IRDLOperation]], read: Reader) -> OpRules:
-    rules = Rules(read)
-    return OpRules({op.name: OpFormat(op, rules).rhs for op in ops}, rules.names)
+    """Return the rules of the ops whose formats have no directive that the grammar lacks."""
+    rules, of = Rules(read), dict[str, str]()
+    for op in ops:
+        try:
+            with suppress(NotImplementedError):
+                of[op.name] = OpFormat(op, rules).rhs
+        except ParseError as e:
+            text = op.get_irdl_definition().assembly_format
+            raise ShardirError(
+                f"the assembly_format of {op.name}, {text!r}: {e.msg}; correct its class"
+            ) from None
+    return OpRules(of, rules.names)
 
 
 def _definition(op: type[IRDLOperation]) -> tuple[Any, ...]:

@@ -16,6 +16,7 @@ parsed. Uses of dropped definitions are not reported, and the remaining ops are 
 one run reports all errors.
 """
 
+import re
 import threading
 from collections.abc import Iterable, Sequence
 from functools import cache
@@ -44,6 +45,8 @@ from shardir.syntax.verify import verify_all
 
 HERE = Path(__file__).parent
 LEAVES = ("TYPE", "FN_TYPE", "ATTR", "BRACES", "LOC")
+DIALECT = re.compile(r"""(?<![\w.$%@#!"-])([A-Za-z_]\w*)\.[A-Za-z_]""")
+"""The name of a dialect before that of an op; other names in a text do no harm."""
 SHORT = {"module": "builtin.module", "return": "func.return", "call": "func.call"}
 
 
@@ -70,7 +73,7 @@ class IRParser:
                 words[short] = words[name]
                 if name in ops:
                     ops[short] = ops[name]
-        builder.formats = OpFormats(ops, builder)
+        builder.formats = OpFormats({n: op for n, op in ops.items() if n in words}, builder)
         for name in rules.shared.values():
             setattr(builder, name, builder.children)
         self.grammar = "\n".join(
@@ -144,7 +147,7 @@ def context_of(dialects: Iterable[Dialect], *, allow_unregistered: bool = False)
     """Return a context with `dialects` loaded, and all installed dialects registered."""
     ctx = Context(allow_unregistered=allow_unregistered)
     loaded = {d.name: d for d in dialects}
-    for name, make in installed().all_dialects.items():
+    for name, make in installed().tables["dialects"].items():
         if name not in loaded:
             ctx.register_dialect(name, make)
     for d in loaded.values():
@@ -154,15 +157,29 @@ def context_of(dialects: Iterable[Dialect], *, allow_unregistered: bool = False)
 
 def default_parser(*, allow_unregistered: bool = False) -> IRParser:
     """Return the parser of shardir's dialects, one per process."""
-    return _parser(allow_unregistered)
+    return _parser((), allow_unregistered, installed().version)
+
+
+def parser_of(text: str, *, allow_unregistered: bool = False) -> IRParser:
+    """Return the parser of shardir's dialects, and of the installed ones that a text names, whose
+    ops may have the form of their assembly_format. There is one per process for each choice of
+    dialects; the first in a new one takes a second for the tables of the grammar."""
+    known = installed().tables["dialects"]
+    named = {*DIALECT.findall(text)} & known.keys() - {*DIALECTS, "builtin", "func"}
+    return _parser(tuple(sorted(named)), allow_unregistered, installed().version)
 
 
 @cache
-def _parser(allow_unregistered: bool) -> IRParser:
-    dialects = [Builtin, Func, *(make() for make in DIALECTS.values())]
+def _parser(more: tuple[str, ...], allow_unregistered: bool, version: int) -> IRParser:
+    """Return a parser; `version`: of the registry, in which `more` are."""
+    made = [installed().tables["dialects"][name]() for name in more]
+    formatted = [d for d in made if any(map(has_format, d.operations))]
+    if len(formatted) < len(made):  # the others do not change the grammar
+        return _parser(tuple([d.name for d in formatted]), allow_unregistered, version)
+    dialects = [Builtin, Func, *(make() for make in DIALECTS.values()), *made]
     return IRParser(dialects, context_of(dialects, allow_unregistered=allow_unregistered))
 
 
 def parse(text: str, name: str = "<input>", *, verify: bool = False) -> ModuleOp:
     """Return the module of a text. Raises ParseErrors with all errors of the text."""
-    return default_parser().parse(text, name, verify=verify)
+    return parser_of(text).parse(text, name, verify=verify)

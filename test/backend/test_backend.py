@@ -108,7 +108,7 @@ def test_backends_have_names(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_shard_opt_emits_with_any_backend(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setitem(installed().all_targets, "listing", lambda: Listing)
+    monkeypatch.setitem(installed().tables["targets"], "listing", lambda: Listing)
     (tmp_path / "p.ir").write_text(PROGRAM)
     assert opt.main([str(tmp_path / "p.ir"), "-p", "train", "-t", "listing"]) == 0
     text = capsys.readouterr().out

@@ -29,7 +29,7 @@ def records(log: Callable[[str], object]) -> list[dict[str, Any]]:
 
     def xdsl() -> None:
         ctx = Context()
-        for name, dialect in installed().all_dialects.items():
+        for name, dialect in installed().tables["dialects"].items():
             ctx.register_dialect(name, dialect)
         Parser(ctx, text).parse_module()
 

@@ -364,4 +364,22 @@ MUTANTS = [
         'return cls.over(operands, results, props, linear="any")',
         "test/dialects/test_ops.py::test_partial_operands[nn.reduce]",
     ),
+    Mutant(
+        "an extension may take a name",
+        "A pipeline of another package replaces that of an extension.",
+        "shardir/dialects/installed.py",
+        "Registry.add",
+        "if taken:",
+        "if not extension.tables:",
+        "test/project/test_extension.py::test_names_that_others_have_are_refused",
+    ),
+    Mutant(
+        "xdsl-opt does not know extensions",
+        "The universe has what is shardir's own.",
+        "shardir/dialects/installed.py",
+        "Registry.universe",
+        "if not isinstance(extension, XdslExtension):",
+        "if extension is None:",
+        "test/project/test_extension.py::test_xdsl_opt_knows_it",
+    ),
 ]

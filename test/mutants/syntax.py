@@ -102,4 +102,13 @@ MUTANTS = [
         "[op.name for op in ops]",
         "test/syntax/test_tables.py",
     ),
+    Mutant(
+        "the parser reads no other dialect",
+        "Ops of extensions need the generic form.",
+        "shardir/syntax/parser.py",
+        "parser_of",
+        "_parser(tuple(sorted(named)),",
+        "_parser(tuple(sorted(named)[:0]),",
+        "test/project/test_extension.py::test_ranks_train_as_torch_does",
+    ),
 ]

@@ -7,7 +7,8 @@ from support.runlines import run_tool
 
 import shardir
 from shardir.diagnostics import ShardirError
-from shardir.pipelines import MODES, PIPELINES
+from shardir.passes import PIPELINES
+from shardir.pipelines import MODES
 
 EXAMPLE = Path(__file__).parents[2] / "docs" / "examples" / "modes.ir"
 TEXT = EXAMPLE.read_text()

@@ -11,7 +11,7 @@ from mutants import ROOT, Mutant, mutants, packages
 from support.extent import sampled
 from support.layers import LAYERS
 
-WITHOUT = {"__init__", "api", "universe", "shardir_runtime"}
+WITHOUT = {"__init__", "api", "extend", "universe", "shardir_runtime"}
 """Modules that only name others, and the runtime, whose mutants are among the backend's."""
 
 

@@ -24,8 +24,7 @@ from shardir.compat.xdsl import set_type
 from shardir.cost import report
 from shardir.dialects import dist, train
 from shardir.dialects.nn.types import unsharded_type
-from shardir.passes import propagate_strategies
-from shardir.pipelines import PIPELINES
+from shardir.passes import PIPELINES, propagate_strategies
 from shardir.rewriting.functions import update_signature
 from shardir.search.problem.solver import solve
 from shardir.search.propagations.mixture_costs import MixtureCosts

@@ -28,7 +28,7 @@ LAYERS = {
     "pipelines": 8,
     "backend": 9, "reports": 9,
     "frontends": 10, "editor": 10,
-    "api": 11, "universe": 11,
+    "api": 11, "universe": 11, "extend": 11,
     "__init__": 12,
     "tools": 13,
 }  # fmt: skip

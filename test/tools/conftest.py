@@ -12,10 +12,11 @@ from shardir.passes import PIPELINES
 @pytest.fixture
 def sample_passes(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     made = {p.name: (lambda p=p: p) for p in (Rename, Complain, Crash, Break, Refuse)}
-    universe = installed()
+    registry = installed()
     with monkeypatch.context() as m:
-        m.setattr(universe, "all_passes", universe.all_passes | made)
-        m.setattr(universe, "all_targets", universe.all_targets | {"folder": lambda: Folder})
+        m.setitem(registry.tables, "passes", registry.tables["passes"] | made)
+        targets = registry.tables["targets"] | {"folder": lambda: Folder}
+        m.setitem(registry.tables, "targets", targets)
         for name, text in NAMED.items():
             m.setitem(PIPELINES, name, text)
         yield

@@ -11,8 +11,9 @@ megatron+sequence   the same; of results of which that splits nothing the sequen
 2d, hsdp, ...       products of these by other names (PRODUCTS)
 """
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from math import prod
+from typing import Any
 
 from xdsl.dialects.builtin import TensorType
 from xdsl.dialects.func import FuncOp
@@ -29,6 +30,7 @@ from shardir.algebra.plan import (
     trimmed,
 )
 from shardir.diagnostics import ShardirError, coded, did_you_mean
+from shardir.dialects.installed import of_registry
 from shardir.dialects.nn.types import itemsize, unsharded_type
 from shardir.dialects.train import Argument, Role, arguments
 from shardir.rewriting.copying import copied
@@ -66,8 +68,6 @@ PRODUCTS = {
 }
 """The names of torch and others for presets, and for products of presets, each of which is on one
 axis; a name of a single preset is on as many as that."""
-
-NAMES = (*PRESETS, *PRODUCTS)
 
 
 def by_axis(line: PresetLine, mesh: Mesh) -> dict[str, str]:
@@ -116,12 +116,17 @@ def splits_more_than_columns(line: PresetLine) -> bool:
 def _single(line: PresetLine) -> Iterator[tuple[str, tuple[str, ...]]]:
     """Yield the factors of a product of presets, with those that other names stand for. Raises
     ShardirError."""
+    products = known_products()
     for name, axes in line.factors:
-        if name not in NAMES:
-            hint = did_you_mean(name, NAMES).removeprefix("; ")
-            use = hint or f"there are {', '.join(NAMES)}"
+        if name not in products:
+            hint = did_you_mean(name, products).removeprefix("; ")
+            use = hint or f"there are {', '.join(products)}"
             raise ShardirError(coded("N4", f"expected a preset, got {name}", use=use))
-        presets = PRODUCTS.get(name, (name,))
+        value = products[name]
+        if callable(value):
+            message = f"expected {name} on a line of its own, got {line}"
+            raise ShardirError(coded("N4", message, use="write the other presets in other lines"))
+        presets = _factors(name, value) if isinstance(value, str) else value
         n = len(presets)
         if n == 1:
             yield presets[0], axes
@@ -129,6 +134,24 @@ def _single(line: PresetLine) -> Iterator[tuple[str, tuple[str, ...]]]:
             yield from ((preset, axes[i : i + 1]) for i, preset in enumerate(presets))
         else:
             raise ShardirError(coded("N4", f"expected {n} axes of {name}, got {line}"))
+
+
+def known_products() -> dict[str, tuple[str, ...] | str | Callable[[str], Any]]:
+    """Return the presets of each name for a product; of the names of installed packages the text of
+    a product, or a function from axes to a plan."""
+    own: dict[str, Any] = {**{name: (name,) for name in PRESETS}, **PRODUCTS}
+    return of_registry("presets", own)
+
+
+def _factors(name: str, text: str) -> tuple[str, ...]:
+    """Return the presets of a product of presets without axes, `ddp * fsdp`. Raises
+    ShardirError."""
+    factors = tuple(word.strip() for word in text.split("*"))
+    if unknown := [word for word in factors if word not in PRESETS]:
+        raise ShardirError(
+            f"the preset {name}: expected a product of {', '.join(PRESETS)}, got {unknown[0]!r}"
+        )
+    return factors
 
 
 def parts_of(f: FuncOp, mesh: Mesh, presets: Mapping[str, str]) -> frozenset[str]:

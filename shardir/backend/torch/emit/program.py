@@ -12,7 +12,7 @@
 4. Input never becomes code: see names.py.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import PurePath
 from typing import Any, NamedTuple
@@ -29,15 +29,17 @@ from shardir.backend.torch.emit.arena import FunctionArena
 from shardir.backend.torch.emit.biases import with_biases
 from shardir.backend.torch.emit.imports import import_lines, shorthand_lines
 from shardir.backend.torch.emit.names import Names, comment_lines, docstring, join_items
-from shardir.backend.torch.emit.scope import Program, foreign_names, function_text
+from shardir.backend.torch.emit.scope import Entry, Program, foreign_names, function_text
 from shardir.backend.torch.emit.stages import StagesScope, called_functions
 from shardir.backend.torch.emit.variables import OpLine
 from shardir.backend.torch.emit.weights import with_weights
 from shardir.backend.torch.ops import TORCH
 from shardir.backend.torch.ops.dist import TORCH_DIST
+from shardir.backend.torch.ops.templates import entry_of
 from shardir.diagnostics import Failure
 from shardir.dialects import dist, train
 from shardir.dialects.dist import layout_of, meshes_of
+from shardir.dialects.installed import installed
 from shardir.dialects.locations import file_location
 from shardir.passes.outline_blocks import has_equal_blocks
 from shardir.pipelines import build
@@ -46,7 +48,13 @@ from shardir.rewriting.copying import copied
 from shardir.rewriting.functions import bodies
 
 TABLE = {**TORCH, **TORCH_DIST}
-"""The emitter of each op."""
+"""The emitter of each op of shardir."""
+
+
+@cache
+def _table(version: int) -> Mapping[type[Operation], Entry]:
+    """Return the emitter of each op, those of extensions too; `version`: of the registry."""
+    return TABLE | {op: entry_of(op, text) for op, text in installed().torch().items()}
 
 
 def emittable(module: ModuleOp) -> ModuleOp:
@@ -221,7 +229,7 @@ def emit_outlined(
     if not functions:
         raise Failure("expected a public function with a body, got none")
     python_names = function_names(functions)
-    program = Program(mesh, rank, TABLE, straight_line, arena)
+    program = Program(mesh, rank, _table(installed().version), straight_line, arena)
     bodies = [
         function_text(program, f, python_names[f])
         if train.schedule_of(f) is None else StagesScope(program, f, python_names).text()
