@@ -11,6 +11,7 @@ error; commands.py has the codes of signals.
 import dataclasses
 import gc
 import inspect
+import re
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -55,6 +56,9 @@ from shardir.tools.opt_reports import PassTimes, Reports, cluster_of
 
 if TYPE_CHECKING:  # imported late: most runs only print the program
     from shardir.backend.interface import Origin
+
+OF_STABLEHLO = re.compile(r"\b(stablehlo|chlo|sdy|mhlo)\.\w")
+"""A name of StableHLO or Shardy in a text."""
 
 ONE_PROGRAM = ("save_strategies", "cost_graph", "trace", "format")
 """Options that write one text, for one program."""
@@ -287,6 +291,10 @@ class Driver(OptArguments):
     def parse(self, source: Source) -> ModuleOp:
         parser = parser_of(source.text, allow_unregistered=self.args.allow_unregistered_dialect)
         self.ctx = parser.ctx
+        if self.args.frontend == "stablehlo" or is_stablehlo(self.args.frontend, source):
+            from shardir.api.stablehlo import import_text
+
+            return import_text(source.text)
         if self.args.frontend != "xdsl":
             return parser.parse_source(source)
         try:
@@ -386,6 +394,13 @@ class Driver(OptArguments):
             else:
                 target(module, out)
         return out.getvalue()
+
+
+def is_stablehlo(frontend: str, source: Source) -> bool:
+    """Whether a program is a file of MLIR with ops or attributes of StableHLO, Shardy or XLA: it
+    would lose its shardings if it was read as ops that are unknown."""
+    is_file_of_mlir = frontend != "xdsl" and source.name.endswith(".mlir")
+    return is_file_of_mlir and OF_STABLEHLO.search(source.text) is not None
 
 
 def main(args: Sequence[str] | None = None) -> int:

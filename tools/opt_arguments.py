@@ -17,7 +17,8 @@ from shardir.tools.arguments import ToolParser, output_file
 
 HELP = {
     "input_file": "the program (standard input)",
-    "frontend": "the parser: ir or mlir for shardir's own, xdsl for xDSL's (ir)",
+    "frontend": "the parser: ir or mlir for shardir's own, stablehlo for programs of JAX and XLA "
+    "(also files *.mlir with such ops), xdsl for xDSL's (ir)",
     "disable_verify": "do not verify the program",
     "allow_unregistered_dialect": "accept ops and attributes of unknown dialects",
     "no_implicit_module": "with -f xdsl: expect a module in the input",
@@ -132,7 +133,9 @@ class OptArguments(xDSLOptMain):
         return f"; use -p {name}" if is_pass else ""
 
     def register_all_frontends(self) -> None:
-        self.available_frontends = dict.fromkeys(("ir", "mlir", "xdsl"), unused_frontend)
+        self.available_frontends = dict.fromkeys(
+            ("ir", "mlir", "stablehlo", "xdsl"), unused_frontend
+        )
 
     def register_all_passes(self) -> None:
         self.available_passes.update(known_passes())

@@ -5,11 +5,11 @@ program = shardir.from_jax(step, params, x, y, in_shardings=(None, P("dp"), P("d
 program.run(steps=10)
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from shardir.algebra.cluster import Cluster
 from shardir.algebra.mesh import Mesh
@@ -19,10 +19,14 @@ from shardir.backend.runs import Options
 from shardir.build import Module
 from shardir.diagnostics import ShardirError, check_arguments, describe
 from shardir.dialects.nn.base import Array
-from shardir.dialects.train import mark_step
+from shardir.dialects.train import mark_step, updated_keys
 from shardir.frontends.stablehlo.form import HloProgram
 from shardir.frontends.stablehlo.importer import SHARDING, ArgumentForm, HloImporter, meshes_of
+from shardir.interpret.evaluator import function as function_of
 from shardir.syntax.files import scratch_folder
+
+if TYPE_CHECKING:
+    from shardir.frontends.stablehlo.traced import TracedFunction
 
 DATA, WEIGHTS = "data.npz", "weights.npz"
 """The files of inputs and of initial states in a saved program."""
@@ -60,7 +64,7 @@ class CompiledJax(Compiled):
         Raises:
             ShardirError: the function has states: `run` runs its steps.
         """
-        if self.states:
+        if any(updated_keys(function_of(self.original, self.name))):
             raise ShardirError("expected a function without states, got a step; use run()")
         from shardir.frontends.torch.weights import read_results
 
@@ -80,6 +84,7 @@ def from_jax(
     mesh: Any = None,
     cluster: str | Cluster | None = None,
     devices: int | None = None,
+    parameters: int | Sequence[int] | None = None,
     **options: Any,
 ) -> CompiledJax:
     """Compile a function of JAX: it is traced, its StableHLO is imported, and compiled.
@@ -95,6 +100,8 @@ def from_jax(
         mesh: the axes, as for `shardir.compile`, or a mesh of JAX; by default that of the
             function's own shardings.
         cluster, devices: see `shardir.compile`.
+        parameters: the indices of the arguments whose arrays are parameters, which a plan names; by
+            default the first donated one.
         options: those of `shardir.compile`: plan, mode, pipeline, ...
 
     Raises:
@@ -107,20 +114,16 @@ def from_jax(
         raise ShardirError(NO_JAX) from None
     found = traced.trace(function, args, in_shardings)
     start = _start(found.program, mesh, cluster, devices, options)
+    chosen = _indices(parameters, found, len(args))
     roles = []
     arguments = found.program.functions["main"].block.arguments
     for i, (leaf, argument) in enumerate(zip(found.leaves, arguments, strict=True)):
-        is_state = i in found.replaced
-        has_value = leaf.value is not None
-        init = f'batches, path = "{DATA}", array = "{leaf.name}"' if has_value else None
-        if is_state:
-            if not has_value:
-                init = "normal, std = 0.02"
-            else:
-                init = f'file, path = "{WEIGHTS}", array = "{leaf.name}"'
+        is_parameter = leaf.argument in chosen
+        is_retained = is_parameter or i in found.replaced
+        init = _init(leaf.name, leaf.value is not None, is_retained)
         rank = len(argument.type.shape)
         sharding = traced.sharding_of(leaf.sharding, rank, start.mesh, leaf.name)
-        roles.append(ArgumentForm(leaf.name, sharding, is_state, init=init))
+        roles.append(ArgumentForm(leaf.name, sharding, is_retained, is_parameter, init))
     updates = {result: roles[i].name for i, result in found.replaced.items()}
     module = _imported(start, found.program, found.name, roles, updates)
     compiled = compile_module(module, **start.options)
@@ -131,6 +134,26 @@ def from_jax(
         inputs={n: x for n, x in values.items() if n not in of_states},
         states={n: x for n, x in values.items() if n in of_states},
     )  # fmt: skip
+
+
+def _indices(
+    parameters: int | Sequence[int] | None, found: "TracedFunction", count: int
+) -> Collection[int]:  # fmt: skip
+    """Return the indices of the arguments with parameters. Raises ShardirError."""
+    if parameters is None:
+        return sorted({found.leaves[i].argument for i in found.replaced})[:1]
+    chosen = [parameters] if isinstance(parameters, int) else [*parameters]
+    if wrong := [i for i in chosen if not 0 <= i < count]:
+        raise ShardirError(f"expected parameters from 0 to {count - 1}, got {wrong[0]}")
+    return chosen
+
+
+def _init(name: str, has_value: bool, is_retained: bool) -> str | None:
+    """Return the text of the values of an argument: those of the example, or random ones."""
+    if not has_value:
+        return "normal, std = 0.02" if is_retained else None
+    kind, path = ("file", WEIGHTS) if is_retained else ("batches", DATA)
+    return f'{kind}, path = "{path}", array = "{name}"'
 
 
 @check_arguments("from_stablehlo")

@@ -3,6 +3,7 @@ against JAX itself."""
 
 import os
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
@@ -10,10 +11,13 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 import jax
 import numpy as np
 import pytest
+from jax.sharding import PartitionSpec as P
 from support.extent import sampled
 from support.jax_programs import PROGRAMS
+from support.runlines import run_tool
 
 import shardir
+from shardir import ShardirError
 from shardir.interpret.evaluator import run
 
 MESH = "dp = 2, tp = 4"
@@ -49,3 +53,107 @@ def test_equals_jax(name: str) -> None:
     expected = f(*args)
     assert_equal(run(compiled.original, compiled.name, arrays(args)), expected)
     assert_equal(run(compiled.module, compiled.name, arrays(args)), expected)
+
+
+def test_trains_on_real_ranks() -> None:
+    """Donated arguments are states: three steps of Adam have the losses of JAX."""
+    step, args, layouts = PROGRAMS["mlp"]()
+    jitted = jax.jit(step, donate_argnums=(0, 1))
+    compiled = shardir.from_jax(jitted, *args, in_shardings=layouts, mesh="dp = 2, tp = 2")
+    report = compiled.run(steps=3, verbose=False)
+    params, state, x, y = args
+    losses = []
+    for _ in range(3):
+        loss, params, state = step(params, state, x, y)
+        losses.append(float(loss))
+    np.testing.assert_allclose(report.losses["step"], losses, rtol=1e-9)
+
+
+def test_results_of_real_ranks_are_a_tree() -> None:
+    loss, args, layouts = PROGRAMS["embedding"]()
+    compiled = shardir.from_jax(loss, *args, in_shardings=layouts, mesh="dp = 2, tp = 2")
+    got, expected = compiled(), loss(*args)
+    assert jax.tree.structure(got) == jax.tree.structure(expected)
+    assert_equal(jax.tree.leaves(got), expected)
+
+
+def test_takes_the_options_of_compile() -> None:
+    def f(w: Any, x: Any) -> Any:
+        return jax.numpy.tanh(x @ w)
+
+    shapes = [jax.ShapeDtypeStruct(s, "float32") for s in ((64, 64), (32, 64))]
+    plan = {"w": "[{}, {tp}]"}
+    planned = shardir.from_jax(f, *shapes, mesh={"tp": 4}, parameters=0, plan=plan)
+    assert "w: f32 [64, 16] of [64, 64], [{}, {tp}]" in planned.program
+    searched = shardir.from_jax(f, *shapes, mesh={"tp": 4}, mode="auto")
+    assert "test_jax.py:" in searched.program  # ops have their lines
+
+
+SHARDED = """
+module {
+  sdy.mesh @mesh = <["dp"=2, "tp"=4]>
+  func.func @main(
+      %x: tensor<8x16xf32> {sdy.sharding = #sdy.sharding<@mesh, [{"dp"}, {?}]>},
+      %w: tensor<16x32xf32> {sdy.sharding = #sdy.sharding<@mesh, [{}, {"tp"}]>}
+  ) -> (tensor<8x32xf32>, tensor<8x16xf32> {sdy.sharding = #sdy.sharding<@mesh, [{}, {"tp"}]>}) {
+    %0 = stablehlo.dot_general %x, %w, contracting_dims = [1] x [0]
+        : (tensor<8x16xf32>, tensor<16x32xf32>) -> tensor<8x32xf32>
+    %1 = sdy.sharding_constraint %0 <@mesh, [{"dp"}, {}]> : tensor<8x32xf32>
+    return %1, %x : tensor<8x32xf32>, tensor<8x16xf32>
+  }
+}
+"""
+
+
+def test_shardings_of_shardy(tmp_path: Path) -> None:
+    """Those of arguments, constraints and results become annotations; values stay."""
+    compiled = shardir.from_stablehlo(SHARDED)
+    assert compiled.text.startswith("#local0")
+    x, w = (np.arange(n, dtype=np.float32).reshape(-1, k) / n for n, k in ((128, 16), (512, 32)))
+    assert_equal(run(compiled.module, "main", [x, w]), [x @ w, x], 1e-6)
+    text = str(compiled.input_module)
+    for layout in ("{dp}, {?}", "{}, {tp}", "{dp}, {}"):
+        assert f"@mesh, [{layout}]" in text
+    path = tmp_path / "x.mlir"
+    path.write_text(SHARDED)
+    code, out, _ = run_tool(["shard-opt", str(path)], b"")
+    assert code == 0 and "#dist.layout<@mesh, [{dp}, {}]>" in out
+
+
+def test_another_mesh_is_refused() -> None:
+    with pytest.raises(ShardirError, match=r"expected the mesh of the program's shardings"):
+        shardir.from_stablehlo(SHARDED, mesh="dp = 4, tp = 2")
+
+
+def test_refusals_have_lines_and_reasons() -> None:
+    def f(x: Any) -> Any:
+        y = jax.numpy.linalg.cholesky(x)
+        return jax.lax.while_loop(lambda y: y.sum() < 9.0, lambda y: y * 2, x) + y
+
+    with pytest.raises(ShardirError) as raised:
+        shardir.from_jax(f, jax.numpy.ones((4, 4)), mesh="d = 2")
+    message = str(raised.value)
+    line = f.__code__.co_firstlineno
+    assert "stablehlo.custom_call @lapack_dpotrf_ffi" in message
+    assert f"test_jax.py:{line + 1}: a call of XLA's library" in message
+    assert f"stablehlo.while at {__file__}:{line + 2}: a loop whose number of runs" in message
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda x: shardir.from_jax(3, x, mesh="d = 2"), "expected a function of JAX"),
+        (lambda x: shardir.from_jax(abs, x, parameters=1, mesh="d = 2"), "from 0 to 0, got 1"),
+        (lambda x: shardir.from_jax(abs, x, in_shardings=(P("e"),), mesh="d = 2"), "axis"),
+        (lambda x: shardir.from_jax(abs, x, in_shardings=(P("d"), P()), mesh="d = 2"), "of 1 arg"),
+        (lambda x: shardir.from_jax(abs, x, in_shardings=(P("d", "d", "d"),), mesh="d = 2"), "x"),
+        (lambda x: shardir.from_jax(abs, x, in_shardings=(P("d"),)), "expected a mesh"),
+        (lambda x: shardir.from_stablehlo("module {"), "expected a module of StableHLO"),
+        (lambda x: shardir.from_stablehlo(3), "expected text or a module of jaxlib"),
+        (lambda x: shardir.from_jax(jax.jit(lambda x: x.sum(), donate_argnums=0), x, mesh="d = 2"),
+         "expected a result with the structure of the donated argument 0"),
+    ],
+)  # fmt: skip
+def test_wrong_arguments(make: Any, message: str) -> None:
+    with pytest.raises(ShardirError, match=message):
+        make(jax.numpy.ones((4, 4)))

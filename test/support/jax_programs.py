@@ -325,7 +325,7 @@ def dropout() -> Program:
     """Random numbers by threefry, computed in the program: the same as JAX's."""
 
     def f(key: Any, x: Any) -> Any:
-        keep = jax.random.bernoulli(key, 0.8, x.shape)
+        keep = jax.random.uniform(key, x.shape, jnp.float32) < 0.8
         return jnp.where(keep, x / 0.8, 0.0)
 
     return f, (jax.random.PRNGKey(3), Draw()(4, 8)), (None, P("dp"))

@@ -9,7 +9,7 @@ from jaxlib.mlir._mlir_libs import _jax_mlir_ext
 from jaxlib.mlir.dialects import chlo, sdy, stablehlo
 from xdsl.dialects.builtin import LocationAttr
 
-from shardir.build.function import file_line
+from shardir.build.function import PACKAGE, file_line
 from shardir.diagnostics import ShardirError
 from shardir.frontends.stablehlo.form import (
     HloBlock,
@@ -189,8 +189,9 @@ def _line(location: Any) -> LocationAttr | None:
     """Return the innermost line of a source within a location."""
     match location:
         case ir.FileLineColLoc():
-            return file_line(location.filename.value if hasattr(location.filename, "value")
-                             else str(location.filename), location.start_line)  # fmt: skip
+            file = str(location.filename).strip('"')
+            # a line of ours traced the function
+            return None if file.startswith(PACKAGE) else file_line(file, location.start_line)
         case ir.NameLoc():
             return _line(location.child_loc)
         case ir.CallSiteLoc():

@@ -5,7 +5,7 @@ one without a value. Attributes of StableHLO are dicts of their fields, enumerat
 and those of Shardy their text.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -101,11 +101,3 @@ def expression(block: HloBlock, value: HloValue | None = None) -> str:
         return f"{name}({', '.join(map(text, op.operands))})"
 
     return "; ".join(map(text, block.results if value is None else [value]))
-
-
-def walk(block: HloBlock) -> Iterator[HloOp]:
-    """Yield all ops of a block, and of the regions within it."""
-    for op in block.ops:
-        yield op
-        for region in op.regions:
-            yield from walk(region)

@@ -27,7 +27,6 @@ from shardir.frontends.stablehlo.form import (
     HloOp,
     HloProgram,
     HloValue,
-    walk,
 )
 from shardir.frontends.stablehlo.ops import TABLE
 from shardir.frontends.stablehlo.translation import OpTranslation, Refused, ValueFacts
@@ -148,21 +147,26 @@ class HloImporter:
     ) -> None:  # fmt: skip
         """Check the ops of a block, and of all functions that it calls. JAX gives the ops of a
         function that is called no lines; so they have that of the first call."""
-        for op in walk(block):
+        for op in block.ops:
             location = op.location or called_at
-            self._check_op(op, self._place(location))
+            if not self._check_op(op, self._place(location)):
+                continue
+            for region in op.regions:
+                self._check_block(region, location, checked)
             name = op.attributes.get("callee") or op.attributes.get("decomposition")
             if name in self.program.functions and name not in checked:
                 checked.add(name)
                 self._check_block(self.program.functions[name].block, location, checked)
 
-    def _check_op(self, op: HloOp, place: str) -> None:
+    def _check_op(self, op: HloOp, place: str) -> bool:
+        """Refuse an op that has no entry, or of types that are not ours. Return whether it has
+        one."""
         is_known = op.name in TABLE or op.name in (CONSTRAINT, "func.return", "stablehlo.return")
         if not is_known:
             target = op.attributes.get("call_target_name")
             name = f"{op.name} @{target}" if target else op.name
             self._refuse(name, place, REASONS.get(op.name, "it has no counterpart"))
-            return
+            return False
         if op.name != CONSTRAINT and (key := next(
             (k for k in op.attributes if k.startswith("sdy.") or k == "mhlo.sharding"), None
         )) is not None:  # fmt: skip
@@ -173,6 +177,7 @@ class HloImporter:
             elif value.type.element not in DTYPES:
                 reason = f"the element type {value.type.element}; use one of {', '.join(DTYPES)}"
                 self._refuse(op.name, place, reason)
+        return True
 
     def _refuse(self, op: str, place: str, reason: str) -> None:
         self.refusals[op, place, reason] = None
@@ -254,8 +259,8 @@ class HloImporter:
         if op.name == CONSTRAINT:
             return [self._constrained(operands[0], self.sharding(op.attributes["sharding"]))]
         entry = TABLE.get(op.name)
-        if entry is None:
-            return [None for _ in op.results]
+        if entry is None or any(r.type.element not in DTYPES for r in op.results):
+            return [None for _ in op.results]  # it is refused already
         out = entry(
             OpTranslation(self.function, op, self.facts, self._run_region, self._callee), *operands
         )
