@@ -68,7 +68,10 @@ class Source:
     def at(
         self, start: int, end: int, message: str, notes: Sequence[str] = (), severity: str = "error"
     ) -> Diagnostic:
-        """Return a diagnostic for the range [start, end) of the text."""
+        """Return a diagnostic for the range [start, end) of the text. One for a single character, of
+        which messages of attributes know only the start, is for the word that begins there."""
+        if end == start + 1:
+            end = max(end, self._word_end(start))
         line, column = self.line_column(start)
         return Diagnostic(
             message, self.name, line, column, max(1, end - start), self.line_text(line),
