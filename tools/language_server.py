@@ -34,6 +34,7 @@ SEVERITIES = {
     "error": lsp.DiagnosticSeverity.Error, "warning": lsp.DiagnosticSeverity.Warning,
 }  # fmt: skip
 CODE = re.compile(r"\[([A-Z]\d+)\]")
+PART = re.compile(r"\b(operand|result|argument) (\d+)\b")
 
 
 class Document:
@@ -89,9 +90,15 @@ class Document:
         return self.range(start, end)
 
     def offsets_of(self, d: Diagnostic) -> tuple[int, int]:
+        """Return the range of a diagnostic: of the operand, result or argument that its message
+        names, else its own."""
         if not 0 < d.line <= len(self.starts):
             return 0, 0
         start = min(self.starts[d.line - 1] + max(0, d.column - 1), len(self.text))
+        if (named := PART.search(d.message)) is not None:
+            part = self.index.part(start, named[1], int(named[2]))
+            if part is not None:
+                return part.start, part.end
         return start, min(start + d.length, len(self.text))
 
 

@@ -148,6 +148,22 @@ class TextIndex:
         later = self._statements[first + 1 :]
         return start, later[0] if later else len(self.text)
 
+    def part(self, offset: int, part: str, number: int) -> NameToken | None:
+        """Return the name of a part of the statement whose op is at an offset.
+
+        Args:
+            part: `operand`, `result`, or `argument` of a function.
+        """
+        start, end = self.statement(offset)
+        if part == "argument":
+            function = self.function_at(offset)
+            names = list(function.parts.values()) if function and function.start == start else []
+        else:
+            first = bisect_left(self._code_starts, start if part == "result" else offset)
+            last = bisect_left(self._code_starts, offset if part == "result" else end)
+            names = [t for t in self.code[first:last] if t.kind == "value"]
+        return names[number] if number < len(names) else None
+
     # ---- the scan ----
     @cached_property
     def _starts(self) -> list[int]:

@@ -68,8 +68,8 @@ class Source:
     def at(
         self, start: int, end: int, message: str, notes: Sequence[str] = (), severity: str = "error"
     ) -> Diagnostic:
-        """Return a diagnostic for the range [start, end) of the text. One for a single character, of
-        which messages of attributes know only the start, is for the word that begins there."""
+        """Return a diagnostic for the range [start, end) of the text. A single character stands for
+        the word that begins there: errors within attributes know their start only."""
         if end == start + 1:
             end = max(end, self._word_end(start))
         line, column = self.line_column(start)

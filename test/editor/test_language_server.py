@@ -126,15 +126,15 @@ def test_errors_have_ranges_codes_and_fixes(client: Client) -> None:
     uri = client.open("wrong.ir", WRONG)
     found = client.diagnostics(uri)
     assert [(d["range"], d.get("code")) for d in found] == [
-        (range_in(WRONG, WRONG.index("func.func"), "func.func"), "L3"),
-        (range_in(WRONG, WRONG.index("nn.matmul"), "nn.matmul"), "T7"),
+        (range_in(WRONG, WRONG.index("%x:"), "%x"), "L3"),  # argument 0
+        (range_in(WRONG, WRONG.index("%w, %w") + 4, "%w"), "T7"),  # operand 1
         (range_in(WRONG, WRONG.index("nn.rellu"), "nn.rellu"), None),
-        (range_in(WRONG, WRONG.index("nn.relu %w"), "nn.relu"), "T1"),
+        (range_in(WRONG, WRONG.index("%b"), "%b"), "T1"),  # result 0
         (range_in(WRONG, WRONG.index("%v"), "%v"), None),
     ]
     edits = {
         WRONG.index("nn.rellu"): ("nn.rellu", "nn.relu"),
-        WRONG.index("nn.relu %w"): ("tensor<5x7xf32>", "tensor<5x6xf32>"),
+        WRONG.index("%b"): ("tensor<5x7xf32>", "tensor<5x6xf32>"),
     }
     text = WRONG
     for at, (old, new) in edits.items():
