@@ -4,6 +4,7 @@ The page is one file, without requests to the network. Several programs are side
 """
 
 import argparse
+import dataclasses
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -61,21 +62,23 @@ def _write(options: argparse.Namespace) -> int:
     cluster = load(options.cost) if options.cost else None
     trace = None if options.trace is None else read_trace(options.trace)
     records = []
-    with collect_warnings(), progress_shown("reporting"):  # the compilation of the program has them
-        for path in options.programs:
-            source, module, passes = _program(path, options)
-            records.append(
-                program_record(
-                    source, module, passes, label=_label(path, options.programs), cluster=cluster,
-                    trace=trace,
-                )
+    for path in options.programs:
+        source, module, passes = _program(path, options)
+        with collect_warnings() as warnings, progress_shown("reporting"):
+            record = program_record(
+                source, module, passes, label=_label(path, options.programs), cluster=cluster,
+                trace=trace,
             )  # fmt: skip
+        records.append(record)
+        for op, message in warnings:
+            line = dataclasses.replace(source.at_op(op, message), severity="warning")
+            print(line, file=sys.stderr)
     title = options.title or ", ".join(record.label for record in records[:3])
-    record = ReportRecord(title, records)
+    page = ReportRecord(title, records)
     if options.json:
-        print(record.json())
+        print(page.json())
     else:
-        write_text(options.output, html(record))
+        write_text(options.output, html(page))
     return 0
 
 

@@ -66,7 +66,9 @@ def layer_of(c: OpCost) -> tuple[str, str]:
     """Return the path of an op's layer, with a star for its number, and the number: `layers.3.up.y`
     is of `layers.*`, `layer3.y` and `layer3_y` of `layer*`."""
     hint = next((v.name_hint for v in c.op.results if v.name_hint), "").removeprefix("d_")
-    *parts, _ = hint.split(".")
+    *parts, last = hint.split(".")
+    if parts and last.isdecimal():
+        parts.append(last)  # the result of a layer
     for i, part in enumerate(parts):
         if match := re.fullmatch(r"(\D*)(\d+)", part):
             return ".".join([*parts[:i], f"{match[1]}*"]), match[2]

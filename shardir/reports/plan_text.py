@@ -42,16 +42,22 @@ def _search(f: FuncOp) -> str:
 
 
 def axis_sentences(
-    arguments: Sequence[ArgumentRecord], layouts: Sequence[LayoutRecord], mesh: Mesh
-) -> list[str]:
+    arguments: Sequence[ArgumentRecord], layouts: Sequence[LayoutRecord], mesh: Mesh,
+    pipeline: int = 1,
+) -> list[str]:  # fmt: skip
     """Return for each axis of several ranks the shares of parameters, states and inputs, by bytes
-    of the whole program, that it splits."""
-    return [*_sentences(arguments, layouts, mesh)]
+    of the whole program, that it splits.
+
+    Args:
+        pipeline: the number of ranks of a pipeline; 1 without stages.
+    """
+    return [*_sentences(arguments, layouts, mesh, pipeline)]
 
 
 def _sentences(
-    arguments: Sequence[ArgumentRecord], layouts: Sequence[LayoutRecord], mesh: Mesh
-) -> Iterator[str]:
+    arguments: Sequence[ArgumentRecord], layouts: Sequence[LayoutRecord], mesh: Mesh,
+    pipeline: int,
+) -> Iterator[str]:  # fmt: skip
     for name, size in mesh.axes:
         if size == 1:
             continue
@@ -75,8 +81,10 @@ def _sentences(
             *first, last = parts
             listed = f"{', '.join(first)} and {last}" if first else last
             yield f"{name} ({size} ranks) splits {listed}"
+        elif size == pipeline:
+            yield f"{name} ({size} ranks) is the pipeline: each rank runs stages of its own"
         else:
-            yield f"{name} ({size} ranks) splits activations only"
+            yield f"{name} ({size} ranks) splits no argument"
     total = sum(a.bytes for a in arguments if a.role != "input")
     if total:
         yield f"a rank holds {size_text(total)} of parameters and states"

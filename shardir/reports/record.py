@@ -224,7 +224,7 @@ class ProgramRecord:
     layers: list[LayerRecord]
     narrowest: str
     """The element type whose rate is the peak rate."""
-    recomputed: str
+    recomputed: dict[str, Any] | None
     search: dict[str, Any] | None
     candidates: list[str]
     measured: MeasuredRecord | None = None

@@ -3,6 +3,7 @@
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict
 from itertools import islice
 from typing import Any
 
@@ -161,13 +162,13 @@ class _FunctionRecorder:
         return ProgramRecord(
             label=label, function=cost.name, mesh=mesh_record(self.mesh),
             plan=plan_text(self.module, passes),
-            sentences=axis_sentences(found, layouts, self.mesh), seconds=short(cost.seconds),
-            split=split, flops=cost.flops, peak_share=cost.peak_share,
+            sentences=axis_sentences(found, layouts, self.mesh, len(ranks)),
+            seconds=short(cost.seconds), split=split, flops=cost.flops, peak_share=cost.peak_share,
             samples=samples, tokens=tokens, memory=max((r.use for r in ranks), key=_peak),
             strings=strings, ops=ops, collectives=list(self._collectives()), ranks=ranks,
             functions=self._functions(), layouts=layouts, arguments=found, layers=self._layers(),
             narrowest=narrowest_float(c.op for c in self.costs) if on.rates else "",
-            recomputed="" if cost.recomputed is None else str(cost.recomputed),
+            recomputed=None if cost.recomputed is None else asdict(cost.recomputed),
             search=search_result(self.f) or _search_in(self.module),
             candidates=self.reasons.candidates, measured=measured,
         )  # fmt: skip

@@ -21,4 +21,22 @@ MUTANTS = [
         "for each in [hint] if hint in found else within[:1]:",
         "test/frontends/test_compile_model.py",
     ),
+    Mutant(
+        "names are markup",
+        "A name with </script> ends the data of a page.",
+        "shardir/reports/page.py",
+        "html",
+        'record.json().replace("<", "\\\\u003c")',
+        "record.json()",
+        "test/reports/test_report.py -k names_are_text",
+    ),
+    Mutant(
+        "waits for the last device are exposed",
+        "They count twice, so that the parts are longer than the step.",
+        "shardir/reports/recorder.py",
+        "_FunctionRecorder._split",
+        "self.simulation.seconds - computation - late - r.exposed",
+        "self.simulation.seconds - computation - r.exposed",
+        "test/reports/test_report.py -k 'cost_model or pipeline'",
+    ),
 ]

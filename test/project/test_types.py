@@ -34,7 +34,9 @@ def user(tmp_path_factory: pytest.TempPathFactory) -> Path:
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder / "env")], check=True)
     python = folder / "env" / "bin" / "python"
     (wheel,) = folder.glob("*.whl")
-    assert "shardir/py.typed" in zipfile.ZipFile(wheel).namelist()
+    names = {path.name for path in (ROOT / "shardir" / "reports" / "template").iterdir()}
+    files = {"py.typed", *(f"reports/template/{name}" for name in names)}
+    assert {f"shardir/{name}" for name in files} <= set(zipfile.ZipFile(wheel).namelist())
     install = ["--python", str(python), "install", "--no-deps", str(wheel)]
     subprocess.run([*pip, *install], check=True)
     (packages,) = (folder / "env" / "lib").glob("python*/site-packages")

@@ -16,6 +16,7 @@ function collectiveOf(p) {
 }
 const measuredOf = (p, i) => p.measured ? p.measured.ops[i] : null;
 const meshText = (m) => m.axes.map(([n, s]) => `${n} = ${s}`).join(", ");
+const recomputedText = (r) => `${count(r.ops, "op")} of the forward part run again, ${time(r.seconds)}, in place of ${bytes(r.bytes)} kept${r.hosted ? `; ${bytes(r.hosted)} wait in host memory` : ""}${r.bound === null ? "" : `; at least ${time(r.bound)} within ${bytes(r.budget)}`}`;
 const isStep = (p) => p.strings && p.ops.phases.some((x) => x > 0);
 
 /** Sum rows by a key; `first` is the first member, `n` their number. */
@@ -78,11 +79,11 @@ function overview(report, p, index, choose) {
     el("p", { class: "lead" }, sentence),
     el("ul", { class: "plan" },
       el("li", {}, "Plan: ", el("code", {}, p.plan)), p.sentences.map((s) => el("li", {}, s)),
-      p.recomputed ? el("li", {}, `recomputed: ${p.recomputed}`) : null),
+      p.recomputed ? el("li", {}, recomputedText(p.recomputed)) : null),
     el("dl", { class: "tiles" },
       tile(`Time of a ${unit}`, time(total), p.measured ? `measured: ${time(p.measured.seconds)}` : "predicted"),
       perSecond && tile("Throughput", perSecond[0], perSecond[1]),
-      tile("Share of the peak rate", p.peak_share === null ? "-" : share(p.peak_share), p.peak_share === null ? "the cluster has no rate" : `of ${rate(p.mesh.rates[p.narrowest] ?? 0, "flop/s")} in ${p.narrowest}`),
+      tile("Share of the peak rate", p.peak_share === null ? "-" : p.peak_share < 0.0005 ? "<0.1%" : `${(100 * p.peak_share).toFixed(1)}%`, p.peak_share === null ? "the cluster has no rate" : `of ${rate(p.mesh.rates[p.narrowest] ?? 0, "flop/s")} in ${p.narrowest}`),
       tile("Exposed communication", time(split.exposed), `${share(split.exposed / total)} of the ${unit}; ${time(split.hidden)} hidden`),
       tile("Memory of a device", bytes(p.memory.peak),
         fits === null ? "the limit is not known" : [fits ? el("span", { class: "badge good" }, "fits") : el("span", { class: "badge bad" }, "too large"), ` of ${bytes(p.memory.limit)}`],
@@ -189,18 +190,19 @@ function timelineSection(p) {
   const zoom = new Zoom(p.seconds);
   const holder = el("div");
   function show(i) {
-    const r = p.ranks[i];
+    const r = i < 0 ? p.ranks.find((x) => x.use.peak === p.memory.peak) : p.ranks[i];
     zoom.charts = [];
+    const rows = i < 0 ? p.ranks.map((x) => ({ name: x.name.replace("pipeline ", ""), events: x.runs.map(([begin, end, text]) => ({ begin, end, text, kind: 0, op: -1 })) })) : timelineRows(p, r.rows, r.runs);
     const memory = memoryChart(r, zoom, `Memory of ${r.name} over the step; its peak is ${bytes(r.use.peak)}. The table below has what lives at the peak.`);
     holder.replaceChildren(
-      timelineChart(p, timelineRows(p, r.rows, r.runs), zoom, `Timeline of ${r.name}: ${time(p.seconds)}. Arrows move, plus and minus zoom. The tables below have the same times.`),
-      el("h3", {}, "Memory"), memory);
+      timelineChart(p, rows, zoom, `Timeline of ${i < 0 ? "all ranks" : r.name}: ${time(p.seconds)}. Arrows move, plus and minus zoom. The tables below have the same times.`),
+      el("h3", {}, i < 0 ? `Memory of ${r.name}, which needs most` : "Memory"), memory);
     zoom.reset();
     redraws.forEach((redraw) => redraw());
   }
-  const pick = p.ranks.length > 1 && [el("label", { for: "rank" }, "Rank "), el("select", { id: "rank", onchange: (e) => show(Number(e.target.value)) }, p.ranks.map((r, i) => el("option", { value: i }, r.name)))];
+  const pick = p.ranks.length > 1 && [el("label", { for: "rank" }, "Rank "), el("select", { id: "rank", onchange: (e) => show(Number(e.target.value)) }, [el("option", { value: -1 }, "all ranks"), ...p.ranks.map((r, i) => el("option", { value: i }, r.name))])];
   nodes.push(el("h2", {}, "Timeline"),
-    el("p", { class: "note" }, p.ranks.length > 1 ? "What a rank of the pipeline computes, and what is on its links; gaps are the bubble." : `What ${p.ranks[0].name} compute, and what is on their links at the same time.`),
+    el("p", { class: "note" }, p.ranks.length > 1 ? "The functions of stages that each rank runs, such as 2F0, stage 2 forward for microbatch 0; gaps are the bubble. Choose a rank to see its ops and its links." : `What ${p.ranks[0].name} compute, and what is on their links at the same time.`),
     el("div", { class: "controls" }, pick, zoom.controls()), holder,
     legend(KIND.map((k) => ({ name: k.name, colour: k.colour, text: "" }))));
   if (p.measured) {
@@ -216,7 +218,7 @@ function timelineSection(p) {
         el("select", { id: "measured-rank", onchange: (e) => showMeasured(Number(e.target.value)) }, m.timelines.map((_, i) => el("option", { value: i }, `${i}`))), again.controls()), below);
     setTimeout(() => showMeasured(0));
   }
-  setTimeout(() => show(0));
+  setTimeout(() => show(p.ranks.length > 1 ? -1 : 0));
   return { id: "timeline", title: "Timeline", short: "Timeline", nodes: el("div", { class: "card" }, nodes) };
 }
 
@@ -345,7 +347,7 @@ function parts(p) {
         el("thead", {}, el("tr", {}, ["op", "line", "part"].map((n) => el("th", { scope: "col" }, n)), ["time", p.measured && "measured", "exposed"].filter(Boolean).map((n) => el("th", { scope: "col", class: "number" }, n)), el("th", { scope: "col", class: "number" }, "share"), el("th", { scope: "col" }, "computation, communication"))),
         el("tbody", {}, dearest.map((r) => el("tr", {},
           el("td", { class: "mono" }, el("strong", {}, opKind(p, r.i)), " ", r.n > 1 ? folded(r.name) : r.name, timesOf(r), moves.has(r.i) ? ` over ${moves.get(r.i).over}` : ""),
-          el("td", { class: "mono" }, shortPlace(opPlace(p, r.i)), r.n > 1 ? " …" : ""), el("td", {}, p.strings.phases[p.ops.phases[r.i]]),
+          el("td", { class: "mono place" }, shortPlace(opPlace(p, r.i)), r.n > 1 ? " …" : ""), el("td", {}, p.strings.phases[p.ops.phases[r.i]]),
           el("td", { class: "number" }, time(r.seconds)), p.measured ? el("td", { class: "number" }, time(r.measured)) : null, el("td", { class: "number" }, moves.has(r.i) ? time(r.exposed) : "-"),
           el("td", { class: "number" }, share(r.seconds / work)),
           el("td", { style: "width:22%" }, meter([{ name: opKind(p, r.i), text: share(r.seconds / work), value: r.seconds, colour: moves.has(r.i) ? "hidden" : "computation" }], dearest[0].seconds)))))))) ] };
