@@ -43,7 +43,7 @@ from shardir.dialects.blocks import ops_of
 from shardir.dialects.dist import MeshOp
 from shardir.dialects.train import stage_attrs, stage_of
 from shardir.rewriting.copying import copied
-from shardir.rewriting.microbatching import BatchDimensions, divisors
+from shardir.rewriting.microbatching import BatchDimensions, divide_batch, divisors
 from shardir.rewriting.options import Bytes, PassOptions
 from shardir.rewriting.registry import run_pipeline
 from shardir.rewriting.stages import ops_of_model
@@ -205,7 +205,7 @@ class _Trials:
             trial = copied(self.short)
             declare(trial, mesh.without_memory)
             step = step_of(trial)
-            _accumulate(step, microbatches)
+            divide_batch(step, microbatches)
             f, name = step.find(), step.sym_name.data
             costs, _ = unit_costs(trial, f, name, list(ops_of_model(f)), True, memory)
             self.known[key] = self.shortened.costs(costs)
@@ -230,7 +230,7 @@ def write(
     """Write a candidate into a program: the mesh, the clauses of the step, and marks of stages."""
     declare(module, candidate.mesh)
     ops = list(ops_of_model(step.find()))
-    _accumulate(step, candidate.microbatches)
+    divide_batch(step, candidate.microbatches)
     if not candidate.schedule:
         return
     numbers = f"ranks = {candidate.ranks}, chunks = {candidate.chunks}"
@@ -238,15 +238,3 @@ def write(
     for stage, (begin, end) in enumerate(pairwise(cuts)):
         for op in ops[begin:end]:
             op.attributes |= stage_attrs(stage)
-
-
-def _accumulate(step: train.StepOp, microbatches: int) -> None:
-    """Divide the batch of a step into microbatches."""
-    if microbatches == step.microbatches:
-        return
-    parts = microbatches // step.microbatches
-    batch = BatchDimensions.of(step)
-    batch.divide(step.find(), parts)
-    step.properties["accumulate"] = train.AccumulateAttr.read(
-        f"{batch.kind}, microbatches = {microbatches}"
-    )

@@ -189,6 +189,8 @@ def initial_cluster(ranks: int, memory: int, links: Cluster | None = None) -> Cl
 
 def text(name: str, calibration: Calibration, about: Sequence[str]) -> str:
     """Return the text of the cluster file."""
+    every = [error for errors in calibration.errors().values() for error in errors]
+    error = round(median(every), 2) if every else None
     lines = [
         *about,
         "Relative errors of the model, median and largest (1: twice or half):",
@@ -204,7 +206,7 @@ def text(name: str, calibration: Calibration, about: Sequence[str]) -> str:
         )
     return (
         "".join(f"// {line}\n" for line in lines)
-        + f"dist.cluster @{name} <{_short(calibration.cluster)}>\n"
+        + f"dist.cluster @{name} <{replace(_short(calibration.cluster), error=error)}>\n"
     )
 
 

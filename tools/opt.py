@@ -99,10 +99,11 @@ class Driver(OptArguments):
         if self.args.compare is not None:
             files.write_output(self.args.output_file, self.compared(Source(text, name)))
             return 0
-        for option in ("meshes", "report"):
-            if getattr(self.args, option) is not None:
+        for option in ("meshes", "by_layer", "report"):
+            if getattr(self.args, option):
                 hint = "; shard-report writes the page of one plan" if option == "report" else ""
-                raise UsageError(f"--{option}: expected --compare, got none{hint}")
+                flag = f"--{option.replace('_', '-')}"
+                raise UsageError(f"{flag}: expected --compare, got none{hint}")
         for when in ("before", "after"):
             self.check_names(f"--print-ir-{when}", getattr(self.args, f"print_ir_{when}"))
         self.check_format()
@@ -182,7 +183,8 @@ class Driver(OptArguments):
             title = "standard input" if source.name == "<stdin>" else Path(source.name).name
             write_page(self.args.report, found.report(title))
         forms = {"json": found.json, "csv": found.csv, "table": found.__str__}
-        return forms[self.args.format or "table"]().rstrip() + "\n"
+        text = forms[self.args.format or "table"]().rstrip() + "\n"
+        return f"{text}\n{found.by_layer()}\n" if self.args.by_layer else text
 
     def has_failed(self, name: str, text: str, diagnostics: Sequence[Diagnostic]) -> bool:
         """Print the diagnostics of a program, or their differences from the expected ones; return

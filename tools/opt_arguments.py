@@ -60,8 +60,9 @@ GROUPS = {
         "list_passes",
     ),
     "which plan, what it costs, and why": (
-        "cost", "cost_ops", "compare", "meshes", "format", "report", "explain",
-        "explain_redistributions", "trace", "print_plan", "save_strategies", "cost_graph",
+        "cost", "cost_ops", "compare", "meshes", "by_layer", "format", "report",
+        "explain", "explain_redistributions", "trace", "print_plan", "save_strategies",
+        "cost_graph",
     ),
     "the text": (
         "short_types", "no_aliases", "print_op_generic", "print_no_properties", "print_debuginfo",
@@ -261,8 +262,14 @@ class OptArguments(xDSLOptMain):
             "--compare",
             metavar="PLANS",
             help="print a table of the estimates of several plans, in place of the program: "
-            "'ddp; fsdp(dp); megatron(tp) * fsdp(dp) recompute=full; auto', on the meshes of "
+            "'ddp; fsdp(dp) recompute=full; megatron(tp) stages=4; auto', on the meshes of "
             "--meshes, on the cluster of --cost (docs/guides/plans.md)",
+        )
+        add(
+            "--by-layer",
+            action="store_true",
+            help="for --compare: add a table of the seconds of each layer, and of their difference "
+            "from the best plan's",
         )
         add(
             "--meshes",

@@ -93,6 +93,8 @@ class Cluster:
         call: seconds of a collective besides its messages.
         packing: seconds, besides its bytes, of each op (copy or view) that moves a value into or
             out of a buffer of several values.
+        error: the median relative error of times that are predicted with it; None if it was not
+            measured.
     """
 
     levels: tuple[Level, ...]
@@ -110,6 +112,7 @@ class Cluster:
     bytes: tuple[tuple[str, float], ...] = ()
     call: float = 0.0
     packing: float = 0.0
+    error: float | None = None
 
     def __post_init__(self) -> None:
         """Raise ShardirError for a figure out of range."""
@@ -144,6 +147,10 @@ class Cluster:
                 raise ShardirError(
                     f"expected a finite {name}, 0 or more, got {seconds}; give seconds"
                 )
+        if self.error is not None and not 0 <= self.error < inf:
+            raise ShardirError(
+                f"expected a finite error of predictions, 0 or more, got {self.error}; give a share"
+            )
         for name, share in (("interference", self.interference), ("occupancy", self.occupancy)):
             if not 0 <= share <= 1:
                 raise ShardirError(f"expected an {name} from 0 to 1, got {share}; give a share")
@@ -178,6 +185,8 @@ class Cluster:
             parts.append(f"ops {{{_numbers(self.ops)}}}")
         if self.host is not None:
             parts.append(f"host {{{_numbers(tuple(self.host._asdict().items()))}}}")
+        if self.error is not None:
+            parts.append(f"error = {_number(self.error)}")
         return ", ".join(parts)
 
     @cached_property

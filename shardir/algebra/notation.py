@@ -216,13 +216,13 @@ class NotationValues:
         return _once("bytes", c)
 
     def cluster(self, c: list[Any]) -> Cluster:
-        *levels, memory, rates, operands, overhead, interference, occupancy = c[:-7]
-        skew, call, packing, kinds, bytes, slow, link = c[-7:]
+        *levels, memory, rates, operands, overhead, interference, occupancy = c[:-8]
+        skew, call, packing, kinds, bytes, slow, link, error = c[-8:]
         size, bandwidth = memory or (None, None)
         return Cluster(
             tuple(levels), size, rates or (), bandwidth, overhead or 0.0, interference or 0.0,
             kinds or (), slow or (), link, operands or (), skew or 0.0, occupancy or 0.0,
-            bytes or (), call or 0.0, packing or 0.0,
+            bytes or (), call or 0.0, packing or 0.0, error,
         )  # fmt: skip
 
     def memory(self, c: list[Any]) -> tuple[int, float | None]:
@@ -235,7 +235,7 @@ class NotationValues:
         return _figure(c[0], "host", HostLink(float(c[0]), float(c[1])))
 
     overhead, interference, occupancy = map(_number_of, ("overhead", "interference", "occupancy"))
-    skew, call, packing = map(_number_of, ("skew", "call", "packing"))
+    skew, call, packing, error = map(_number_of, ("skew", "call", "packing", "error"))
 
     def count(self, c: list[Any]) -> int:
         if int(c[0]) < 1:
@@ -339,7 +339,7 @@ def parse_cluster(text: str) -> Cluster:
     3.35e+12}, flops {f32 = 6.7e+13}, operands {f32 = 1e+12}, overhead = 4e-06,
     interference = 0.1, occupancy = 0.1, skew = 0.0001, call = 1e-06, packing = 1e-06,
     collectives {all_reduce = 0.8}, bytes {all_reduce = 1.5},
-    host {bandwidth = 2.5e+10, latency = 1e-05}` -> Cluster. Raises NotationError."""
+    host {bandwidth = 2.5e+10, latency = 1e-05}, error = 0.1` -> Cluster. Raises NotationError."""
     return _parse(
         text,
         "cluster",
@@ -347,7 +347,7 @@ def parse_cluster(text: str) -> Cluster:
         "memory = bytes {bandwidth = B/s}, flops {f32 = flop/s, ...}, operands {f32 = B/s, ...}, "
         "overhead = s, interference = share, occupancy = share, skew = s, call = s, "
         "packing = s, collectives {all_reduce = factor, ...}, bytes {all_reduce = factor, ...}, "
-        "host {bandwidth = B/s, latency = s}",
+        "host {bandwidth = B/s, latency = s}, error = share",
     )
 
 

@@ -45,13 +45,14 @@ def compare(
 ) -> PlanComparison:
     """Compile a program by several plans on several meshes, and compare the estimates of a step:
     time, share of the peak rate, communication, memory. Nothing runs. Of a program with several
-    steps it is the first one.
+    steps it is the first one, as the table says.
 
     Args:
         program: a torch.nn.Module, with the arguments of `shardir.compile` behind it; text, an .ir
             file (a Path), a module, or a compiled program.
         plans: presets or texts of plans, `megatron(tp) * fsdp(dp)`, or modes, `auto`; with
-            `recompute=full` or `recompute=0.6` behind them. A plan is tried on the meshes that have
+            `recompute=full`, `recompute=0.6`, `precision=bf16` or `stages=4 microbatches=16
+            schedule=zb-h1` behind them. A plan is tried on the meshes that have
             the axes which it names.
         meshes: `dp = 2, tp = 8`; by default all of `devices` with the axes dp and tp.
         devices: the number of devices, by default all of the cluster.

@@ -2,8 +2,9 @@
 
   plan                       mesh            step  samples/s   peak  exposed     memory      dp ...
 * megatron(tp) * fsdp(dp)    dp = 2, tp = 8  61 ms     1,049  44.1%   8.1 ms   41.2 GiB  1.2 GiB
-  fsdp                       dp = 16         74 ms       864  36.3%  19.9 ms   38.0 GiB  4.9 GiB
+~ fsdp                       dp = 16         64 ms     1,000  42.3%  11.9 ms   38.0 GiB  4.9 GiB
   ddp                        dp = 16         53 ms     1,207   ...                        too large
+Half of the predicted steps are within 14% of measured ones: those with ~ may be as fast as the best
 """
 
 import csv
@@ -22,25 +23,44 @@ from shardir import pipelines
 from shardir.algebra.cluster import Cluster
 from shardir.algebra.mesh import Mesh, axes_text
 from shardir.cost.functions import functions, is_global, on_cluster
+from shardir.cost.groups import CostGroup, by_layer
 from shardir.cost.report import FunctionCost, cost_of_function
 from shardir.diagnostics import ShardirError, report_progress, seconds_text, size_text
 from shardir.dialects.dist import MeshAttr
 from shardir.dialects.nn.types import element_name, unsharded_type
-from shardir.dialects.train import Role, StepOp, arguments, is_step
+from shardir.dialects.train import PipelineAttr, Role, StepOp, arguments, is_step
 from shardir.reports.reasons import Reasons, run_passes
 from shardir.reports.record import ProgramRecord, ReportRecord
 from shardir.reports.recorder import record_of
 from shardir.rewriting.copying import copied
+from shardir.rewriting.microbatching import BatchDimensions, divide_batch, divisors
 from shardir.search.meshes.declared_mesh import declare
 from shardir.syntax.parser import default_parser
 from shardir.syntax.source import collect_remarks, collect_warnings
 
+MODEL_ERROR = 0.14
+"""The median relative error of predicted steps on clusters without one of their own, by
+`shard-bench cost-model`."""
+
 
 class PlanChoice(NamedTuple):
-    """A plan to compare: what it is called, and the passes that apply it."""
+    """A plan to compare.
+
+    Attributes:
+        name: its text.
+        plan: the text without the options behind it.
+        passes: they apply it.
+        stages: the number of stages, each on the devices of a mesh that are left; 1: none.
+        microbatches: of a step; 0: with stages about four for each of them, else the step's own.
+        schedule: of the stages.
+    """
 
     name: str
+    plan: str
     passes: Sequence[Any]
+    stages: int = 1
+    microbatches: int = 0
+    schedule: str = "1f1b"
 
 
 @dataclass(frozen=True)
@@ -58,6 +78,10 @@ class ComparedPlan:
         bytes: received by a device, by the axes of the communication.
         compiled: the seconds of the compilation.
         error: why there is no such program.
+        recomputed: the seconds of ops that are computed again.
+        spread: the median relative error of such predictions, by the cluster's calibration or that
+            of the model.
+        layers: the seconds of equal layers, and the bytes that they receive, the dearest first.
     """
 
     plan: str
@@ -73,6 +97,9 @@ class ComparedPlan:
     bytes: Mapping[str, int] = field(default_factory=dict)
     compiled: float = 0.0
     error: str = ""
+    recomputed: float = 0.0
+    spread: float = MODEL_ERROR
+    layers: Sequence[CostGroup] = ()
 
 
 @dataclass(frozen=True)
@@ -82,6 +109,8 @@ class PlanComparison:
     rows: Sequence[ComparedPlan]
     programs: Sequence[ProgramRecord] = ()
     """The records of the programs of rows without an error, if they were asked for."""
+    notes: Sequence[str] = ()
+    """What the figures leave out."""
 
     @property
     def best(self) -> ComparedPlan | None:
@@ -103,7 +132,7 @@ class PlanComparison:
         """Return the rows with a column for the bytes over each axis."""
         axes = list(dict.fromkeys(a for row in self.rows for a in row.bytes))
         out = io.StringIO()
-        names = [n for n in ComparedPlan.__dataclass_fields__ if n != "bytes"]
+        names = [n for n in ComparedPlan.__dataclass_fields__ if n not in ("bytes", "layers")]
         writer = csv.writer(out)
         writer.writerow([*names, *(f"bytes {a}" for a in axes)])
         for row in self.rows:
@@ -120,6 +149,7 @@ class PlanComparison:
             ("samples/s", lambda r: _number(r.samples)), ("tokens/s", lambda r: _number(r.tokens)),
             ("of peak", lambda r: "" if r.peak_share is None else f"{r.peak_share:.1%}"),
             ("exposed", lambda r: seconds_text(r.exposed or 0.0)),
+            ("recomputed", lambda r: seconds_text(r.recomputed) if r.recomputed else ""),
             ("memory", lambda r: size_text(r.memory or 0)),
             ("", lambda r: "too large" if r.fits is False else ""),
             ("collectives", lambda r: str(r.collectives)),
@@ -133,11 +163,10 @@ class PlanComparison:
 
     def __str__(self) -> str:
         names, cells = self._table()
-        best = self.best
         lines = []
         if cells:
             widths = [max(map(len, column)) for column in zip(names, *cells, strict=True)]
-            marks = ["*" if r is best else " " for r in self.rows if r.seconds is not None]
+            marks = [self._mark(r) for r in self.rows if r.seconds is not None]
             for mark, row in zip([" ", *marks], [names, *cells], strict=True):
                 texts = (
                     cell.ljust(w) if i < 2 else cell.rjust(w)
@@ -145,7 +174,50 @@ class PlanComparison:
                 )
                 lines.append(f"{mark} {'  '.join(texts)}".rstrip())
         lines += [f"{r.plan} on {r.mesh}: {r.error}" for r in self.rows if r.error]
-        return "\n".join(lines)
+        return "\n".join([*lines, *self._footnotes()])
+
+    def _mark(self, row: ComparedPlan) -> str:
+        """Return `*` for the best plan, and `~` for others that fit and may be as fast."""
+        best = self.best
+        if best is None or row.seconds is None or row.fits is False:
+            return " "
+        near = row.seconds <= (best.seconds or 0.0) * (1 + row.spread)
+        return "*" if row is best else "~" if near else " "
+
+    def _footnotes(self) -> Iterator[str]:
+        if self.best is not None:
+            near = any(self._mark(r) == "~" for r in self.rows)
+            share = f"{self.best.spread:.0%}"
+            use = ": those with ~ may be as fast as the best" if near else ""
+            yield f"Half of the predicted steps are within {share} of measured ones{use}"
+        yield from self.notes
+
+    def by_layer(self) -> str:
+        """Return a table of the seconds of each layer, and of their difference from the best
+        plan's, equal layers together."""
+        rows = [r for r in self.rows if r.seconds is not None]
+        names = list(dict.fromkeys(str(group) for r in rows for group in r.layers))
+        found = [{str(group): group for group in r.layers} for r in rows]
+        base = next((g for r, g in zip(rows, found, strict=True) if r is self.best), found[0])
+        cells = [["layer", *(f"{i + 1}" for i in range(len(rows)))]]
+        for name in names:
+            line = [name]
+            for groups in found:
+                seconds = groups[name].seconds if name in groups else 0.0
+                change = seconds - (base[name].seconds if name in base else 0.0)
+                sign = "+" if change > 0 else "-"
+                less = f" ({sign}{seconds_text(abs(change))})" if change else ""
+                line.append(f"{seconds_text(seconds)}{less}")
+            cells.append(line)
+        widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+        lines = [
+            "  ".join(
+                cell.rjust(w) if i else cell.ljust(w)
+                for i, (cell, w) in enumerate(zip(line, widths, strict=True))
+            ).rstrip()
+            for line in cells
+        ]
+        return "\n".join([*lines, *(f"{i + 1}: {r.plan} on {r.mesh}" for i, r in enumerate(rows))])
 
     def _repr_html_(self) -> str:
         """What a notebook shows."""
@@ -159,7 +231,8 @@ class PlanComparison:
         ]
         errors = [f"{r.plan} on {r.mesh}: {r.error}" for r in self.rows if r.error]
         return "".join([
-            "<table>", *lines, "</table>", *(f"<p>{escape(line)}</p>" for line in errors)
+            "<table>", *lines, "</table>",
+            *(f"<p>{escape(line)}</p>" for line in (*errors, *self._footnotes())),
         ])  # fmt: skip
 
 
@@ -188,9 +261,9 @@ def compare_plans(
         lacking = "plan" if not entries else "mesh"
         raise ShardirError(f"expected plans and meshes to compare, got no {lacking}")
     placed = [on_cluster(mesh, cluster) for mesh in meshes]
-    pairs = [(e, m) for m in placed for e in entries if _axes_named(e.name, placed) <= {*_axes(m)}]
+    pairs = [(e, m) for m in placed for e in entries if _axes_named(e.plan, placed) <= {*_axes(m)}]
     if not pairs:
-        named = ", ".join(sorted({a for e in entries for a in _axes_named(e.name, placed)}))
+        named = ", ".join(sorted({a for e in entries for a in _axes_named(e.plan, placed)}))
         raise ShardirError(
             f"expected a mesh with the axes of a plan, {named}, got "
             f"{'; '.join(map(_mesh_text, meshes))}"
@@ -198,22 +271,27 @@ def compare_plans(
     rows = list[tuple[ComparedPlan, ProgramRecord | None]]()
     for i, (entry, mesh) in enumerate(pairs):
         report_progress(f"{i + 1} of {len(pairs)}: {entry.name} on {_mesh_text(mesh)}")
-        rows.append(_compared(module, entry, mesh, recorded))
+        rows.append(_compared(module, entry, mesh, cluster, recorded))
     if all(row.error for row, _ in rows):
         raise ShardirError("; ".join(f"{r.plan} on {r.mesh}: {r.error}" for r, _ in rows[:3]))
     rows.sort(key=lambda r: (r[0].seconds is None, r[0].fits is False, r[0].seconds or 0.0))
-    return PlanComparison([row for row, _ in rows], [record for _, record in rows if record])
+    programs = [record for _, record in rows if record]
+    return PlanComparison([row for row, _ in rows], programs, [*_notes(module)])
+
+
+OPTIONS = ("recompute", "precision", "stages", "microbatches", "schedule")
+"""The words behind a plan."""
 
 
 def entry(text: str) -> PlanChoice:
     """Return the plan of a text: a mode, `auto{memory=16GB}`, or a plan, `fsdp(dp)`; with options
-    behind it: `recompute=full`, `precision=bf16`.
+    behind it: `recompute=full`, `precision=bf16`, `stages=4 microbatches=16 schedule=zb-h1`.
 
     Raises:
         ShardirError: it is none of these.
     """
     plan, options = text.strip(), dict[str, str]()
-    while match := re.fullmatch(r"(.*?)\s+(recompute|precision)\s*=\s*(\S+)", plan):
+    while match := re.fullmatch(rf"(.*?)\s+({'|'.join(OPTIONS)})\s*=\s*(\S+)", plan):
         plan = match[1]
         options[match[2]] = match[3]
     word = plan.partition("{")[0].strip().lower().replace("-", "_").removesuffix("_parallel")
@@ -222,7 +300,17 @@ def entry(text: str) -> PlanChoice:
     else:
         passes = pipelines.with_plan(pipelines.build(pipelines.DEFAULT), plan)
     passes = pipelines.with_precision(passes, options.get("precision"))
-    return PlanChoice(text.strip(), pipelines.with_recompute(passes, options.get("recompute")))
+    passes = pipelines.with_recompute(passes, options.get("recompute"))
+    counts = {}
+    for name in ("stages", "microbatches"):
+        if (count := options.get(name)) is not None:
+            if not count.isdecimal() or not int(count):
+                raise ShardirError(f"{name}: expected 1 or more, got {count}")
+            counts[name] = int(count)
+    schedule = options.get("schedule", "1f1b")
+    if "schedule" in options and counts.get("stages", 1) == 1:
+        raise ShardirError(f"expected stages for schedule={schedule}, got none; write stages=4")
+    return PlanChoice(text.strip(), plan, passes, **counts, schedule=schedule)
 
 
 def meshes_of(devices: int, cluster: Cluster | None, name: str = "m") -> list[Mesh]:
@@ -243,14 +331,48 @@ def mesh_of(text: str, name: str = "m") -> Mesh:
     return Mesh(name, MeshAttr.from_text(text.strip()))
 
 
+def _divided(program: ModuleOp, entry: PlanChoice, mesh: Mesh, cluster: Cluster | None) -> Mesh:
+    """Ask for the stages and microbatches of a plan; return the mesh of one stage, whose first axis
+    is shorter.
+
+    Raises:
+        ShardirError: the program has no step, or stages already; or the axis or the batch cannot be
+            divided so.
+    """
+    if entry.stages == 1 and not entry.microbatches:
+        return mesh
+    step = next((op for op in program.body.ops if isinstance(op, StepOp)), None)
+    if step is None or step.pipeline is not None:
+        got = "no step" if step is None else "one in stages"
+        raise ShardirError(f"expected a step to divide, got {got}")
+    microbatches = entry.microbatches
+    if not microbatches:
+        parts = divisors(BatchDimensions.of(step).divisor)
+        most = 4 * entry.stages
+        microbatches = max(k * step.microbatches for k in parts if k == 1 or k <= most)
+    divide_batch(step, microbatches)
+    if entry.stages == 1:
+        return mesh
+    step.properties["pipeline"] = PipelineAttr.read(f"{entry.schedule}, ranks = {entry.stages}")
+    (name, size), *others = mesh.axes
+    if size % entry.stages:
+        raise ShardirError(
+            f"expected {entry.stages} stages to divide the axis {name}, got {name} = {size}"
+        )
+    return on_cluster(Mesh(mesh.name, ((name, size // entry.stages), *others)), cluster)
+
+
 def _compared(
-    module: ModuleOp, entry: PlanChoice, mesh: Mesh, recorded: bool
+    module: ModuleOp, entry: PlanChoice, mesh: Mesh, cluster: Cluster | None, recorded: bool
 ) -> tuple[ComparedPlan, ProgramRecord | None]:
     """Return the row of a plan on a mesh, and the record of its program if it is asked for."""
     started, text = time.perf_counter(), _mesh_text(mesh)
     program = copied(module)
     try:
         with collect_warnings(), collect_remarks():
+            mesh = _divided(program, entry, mesh, cluster)
+            if entry.stages > 1:
+                text = f"stage = {entry.stages}, {_mesh_text(mesh)}"
             declare(program, mesh)
             context, reasons = default_parser().ctx, Reasons()
             if recorded:
@@ -275,8 +397,21 @@ def _compared(
         cost.memory.peak, None if holds is None else cost.memory.peak <= holds,
         sum(c.communicates for c in cost.ops),
         {axes_text(axes) or "host": n for axes, (n, _) in cost.communication.items()}, compiled,
+        recomputed=0.0 if cost.recomputed is None else cost.recomputed.seconds,
+        spread=MODEL_ERROR if (error := mesh.cluster_or_default.error) is None else error,
+        layers=by_layer(cost.ops),
     )  # fmt: skip
     return row, record
+
+
+def _notes(module: ModuleOp) -> Iterator[str]:
+    """Yield what the figures of a program leave out: all steps but the first."""
+    first, *others = [
+        op.sym_name.data for op in module.body.ops if isinstance(op, StepOp)
+    ] or [""]  # fmt: skip
+    if others:
+        left_out = ", ".join(f"@{name}" for name in others)
+        yield f"The figures are those of @{first} alone, not of {left_out}"
 
 
 def _rate(count: int | None, seconds: float) -> float | None:

@@ -173,6 +173,28 @@ def _ignores_labels(op: Loss) -> bool:
     return op.reduction.data == MEAN and "ignore" in op.properties
 
 
+def divide_batch(step: train.StepOp, microbatches: int) -> None:
+    """Divide the batch of a step into microbatches, a multiple of its own number.
+
+    Raises:
+        ShardirError: the step would change with the number of microbatches, or the batch is no
+            multiple of it.
+    """
+    if microbatches == step.microbatches:
+        return
+    parts, rest = divmod(microbatches, step.microbatches)
+    batch = BatchDimensions.of(step)
+    if rest or batch.divisor % parts:
+        samples = batch.divisor * step.microbatches
+        raise ShardirError(
+            f"expected a number of microbatches that divides {samples} samples, got {microbatches}"
+        )
+    batch.divide(step.find(), parts)
+    step.properties["accumulate"] = train.AccumulateAttr.read(
+        f"{batch.kind}, microbatches = {microbatches}"
+    )
+
+
 def divisors(n: int) -> Iterator[int]:
     """Yield the divisors of a number, from 1 on."""
     yield from (k for k in range(1, n + 1) if n % k == 0)

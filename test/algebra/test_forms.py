@@ -125,7 +125,7 @@ def test_hierarchies_by_hand() -> None:
         {"memory": 0}, {"overhead": -1.0}, {"overhead": float("inf")},
         {"overhead": float("nan")}, {"interference": 2.0},
         {"skew": -1.0}, {"skew": float("inf")}, {"call": -1.0}, {"operands": (("f32", 0.0),)},
-        {"packing": -1.0}, {"occupancy": 1.5}, {"bytes": (("all_reduce", 0.0),)},
+        {"packing": -1.0}, {"error": -0.1}, {"occupancy": 1.5}, {"bytes": (("all_reduce", 0.0),)},
         {"flops": (("f32", 0.0),)}, {"collectives": (("all_reduce", -1.0),)},
     ],
     ids=str,

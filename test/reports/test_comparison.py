@@ -21,6 +21,10 @@ MODEL = Path(__file__).parents[2] / "docs" / "examples" / "presets.ir"
 PLANS = ["ddp", "zero1", "fsdp(dp)", "megatron(tp) * fsdp(dp)", "fsdp(dp) recompute=full"]
 
 
+FITTING = ["ddp", "zero1", "fsdp(dp)", "fsdp(dp) recompute=full"]
+"""Those for a mesh without tp."""
+
+
 def network() -> nn.Module:
     with torch.device("meta"):
         return nn.Sequential(nn.Linear(512, 2048), nn.GELU(), nn.Linear(2048, 512))
@@ -28,8 +32,9 @@ def network() -> nn.Module:
 
 def compared(**options: Any) -> PlanComparison:
     x = torch.zeros(64, 512, device="meta")
+    arguments: dict[str, Any] = {"plans": PLANS, **options}
     return shardir.compare(
-        network(), x, labels=x, loss=mse_loss, optimizer="adam, lr = 0.001", plans=PLANS, **options
+        network(), x, labels=x, loss=mse_loss, optimizer="adam, lr = 0.001", **arguments
     )
 
 
@@ -109,6 +114,7 @@ def test_one_command_says_which_plan(capsys: pytest.CaptureFixture[str], tmp_pat
         (["--compare", "ddp"], "--compare: expected --meshes or --cost=CLUSTER, got neither"),
         (["--compare", "ddp", "-p", "train"], "--compare: expected no passes, which plans have"),
         (["--meshes", "4"], "--meshes: expected --compare, got none"),
+        (["--by-layer"], "--by-layer: expected --compare, got none"),
         (["--compare", "dpd", "--meshes", "4"], "got dpd"),
         (["--compare", "fsdp(tp)", "--meshes", "dp = 4; tp"], "expected"),
     ],
@@ -144,3 +150,65 @@ def test_a_function_that_takes_no_time_has_no_rates() -> None:
     x = torch.zeros(2, 512)
     (row,) = shardir.compare(nn.Identity(), x, train=False, plans=["ddp"], meshes=["dp = 2"]).rows
     assert row.seconds == 0 and row.samples is None and not row.error
+
+
+def test_stages_are_those_of_a_compilation_on_the_mesh_of_one_stage() -> None:
+    """The batch of 64 is divided into microbatches, which a compilation has of its own: 16 rows."""
+    found = compared(
+        plans=["ddp stages=2 microbatches=4", "ddp microbatches=4", "ddp stages=3"],
+        meshes=["dp = 4"], cluster="h200",
+    )  # fmt: skip
+    rows = {r.plan: r for r in found.rows}
+    row, x = rows["ddp stages=2 microbatches=4"], torch.zeros(16, 512, device="meta")
+    assert row.mesh == "stage = 2, dp = 2"
+    program = shardir.compile(
+        network(), x, labels=x, loss=mse_loss, optimizer="adam, lr = 0.001", mesh="dp = 2",
+        cluster="h200", plan="ddp", stages="1f1b, ranks = 2", accumulate="mean, microbatches = 4",
+    )  # fmt: skip
+    cost = program.cost("step")
+    assert row.seconds == pytest.approx(cost.seconds) and row.memory == cost.memory.peak
+    assert row.samples == pytest.approx(64 / cost.seconds)
+    assert rows["ddp microbatches=4"].samples is not None
+    assert "expected 3 stages to divide the axis dp, got dp = 4" in rows["ddp stages=3"].error
+    for plan, message in (
+        ("ddp stages=0", "stages: expected 1 or more, got 0"),
+        ("ddp schedule=zbv", "expected stages for schedule=zbv, got none"),
+    ):
+        with pytest.raises(ShardirError, match=message):
+            compared(plans=[plan], meshes=["dp = 4"])
+
+
+def test_plans_within_the_error_of_the_cluster_are_marked() -> None:
+    cluster = "levels [node = 4 {bandwidth = 1e9, latency = 1e-6}], error = 0.5"
+    found = compared(plans=FITTING, meshes=["dp = 4"], cluster=cluster)
+    assert {r.spread for r in found.rows} == {0.5}
+    best = found.best
+    assert best is not None and best.seconds is not None
+    _, *lines, note = str(found).splitlines()
+    near = [r.plan for r in found.rows[1:] if (r.seconds or 0.0) <= 1.5 * best.seconds]
+    assert [line[2:].split("  ")[0] for line in lines if line[0] == "~"] == near
+    assert note.startswith("Half of the predicted steps are within 50% of measured ones")
+
+
+def test_layers_add_up_and_differ_from_the_best_plan() -> None:
+    found = compared(plans=FITTING, meshes=["dp = 4"], cluster="h200")
+    for row in found.rows:
+        assert sum(group.bytes for group in row.layers) == sum(row.bytes.values())
+    head, *lines = found.by_layer().splitlines()
+    columns = len(found.rows)
+    assert head.split() == ["layer", *map(str, range(1, columns + 1))]
+    assert len(lines) == columns + len({str(g) for r in found.rows for g in r.layers})
+    assert "(" not in lines[0].split("  ")[1] and any("(+" in line for line in lines)
+    recomputed = {r.plan: r.recomputed for r in found.rows}
+    assert recomputed["fsdp(dp) recompute=full"] > 0 == recomputed["ddp"]
+
+
+def test_of_several_steps_the_table_says_which_one_it_is_of() -> None:
+    model, x = network(), torch.zeros(64, 512, device="meta")
+    step = shardir.Step(
+        lambda model, x: mse_loss(model(x), x), x, optimizer=torch.optim.Adam(model.parameters())
+    )
+    found = shardir.compare(
+        model, steps={"first": step, "second": step}, plans=["ddp"], meshes=["dp = 2"]
+    )
+    assert str(found).splitlines()[-1] == "The figures are those of @first alone, not of @second"

@@ -338,7 +338,7 @@ def test_task_which_plan(opened: Callable[..., Opened], folder: Path) -> None:
     assert best.removeprefix("* ").startswith(plan) and mesh in best
     assert seconds(step) == pytest.approx(seconds(re.split(r"  +", best)[2]), rel=0.01)
     names = page.locator("#program option").all_inner_texts()
-    assert names[0] == f"{plan} on {mesh}" and len(names) == len(out.splitlines()) - 1
+    assert names[0] == f"{plan} on {mesh}" and len(names) == len(out.splitlines()) - 2
     page.select_option("#program", "1")
     assert page.locator("#overview h1").inner_text() == names[1]
 

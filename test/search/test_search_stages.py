@@ -20,8 +20,8 @@ from shardir.dialects import train
 from shardir.dialects.dist import MeshOp
 from shardir.dialects.nn.types import unsharded_type
 from shardir.interpret import run
-from shardir.passes.search_stages import SearchStages, _accumulate, _Trials, step_of
-from shardir.rewriting.microbatching import BatchDimensions
+from shardir.passes.search_stages import SearchStages, _Trials, step_of
+from shardir.rewriting.microbatching import BatchDimensions, divide_batch
 from shardir.rewriting.stages import ops_of_model
 from shardir.search.stages import joint
 from shardir.search.stages.joint import JointSearch, StageCandidate, StepMeasure, waiting_bound
@@ -228,7 +228,7 @@ def test_microbatches_with_labels_that_do_not_count_are_over_tokens() -> None:
     draw = np.random.default_rng(0)
     given = [draw.normal(size=(6, 4)), np.array([-1, -1, 3, 0, -1, 2]), draw.normal(size=4)]
     full, parts = parse(LABELLED), parse(LABELLED)
-    _accumulate(step_of(parts), 3)
+    divide_batch(step_of(parts), 3)
     for module in (full, parts):
         apply(module, "distributed-autodiff")
     stacked = [x.reshape(3, 2, *x.shape[1:]) for x in given[:2]]
