@@ -122,25 +122,35 @@ def program_picture() -> str:
         "    nn.Linear(256, 10),", ")",
     ]  # fmt: skip
     plan = str(program.plan).strip().splitlines()
-    body = program.program.partition("labels: i64")[0].rpartition("\n")[0]
-    body = program.program[len(body) :]
-    lines = [x.removeprefix("    ") for x in body.splitlines()]
-    start = next(i for i, x in enumerate(lines) if x.startswith("# all-gather"))
-    stop = next(i for i, x in enumerate(lines) if x.startswith("layer2_einsum = rt.all_reduce"))
-    kept = [x for x in lines[start : stop + 1] if not x.startswith("del ")]
-    height = 96 + 18 * len(kept)
+    kept = []
+    for line in (
+        program.program.replace("draw.py", "model.py").partition("labels: i64")[2].splitlines()
+    ):
+        line = line.removeprefix("    ")
+        if line.startswith(("del ", "#   ")):  # `#   `: the rest of a comment
+            continue
+        kept.append(line.partition(": nn.")[0])
+        if "rt.all_reduce" in line:
+            break
+    start = next(i for i, x in enumerate(kept) if x.startswith("# all-gather"))
+    kept = kept[start:]
+    height = 240 + 18 * len(kept)
     parts = [
         text(24, 34, "your module, for one device", font_weight=600),
-        *code(24, 64, module),
-        text(24, 196, "the plan: presets, as they stand for this module", font_weight=600),
-        *code(24, 226, plan),
-        text(480, 34, "the program of every rank (the beginning)", font_weight=600),
-        *code(480, 64, kept, marked="rt."),
+        *code(24, 62, module),
+        text(272, 34, "the plan, as it stands for this module", font_weight=600),
+        *code(272, 62, plan),
+        box(24, 164, 692, 1, fill=RULE),
+        text(
+            24,
+            194,
+            "the program of every rank: its beginning, with shorter comments",
+            font_weight=600,
+        ),
+        *code(24, 222, kept, marked="rt."),
     ]
-    width = 1220
-    parts.append(box(458, 20, 1, height - 40, fill=RULE))
     return card(
-        width, height, "A module, its plan and its program, with collectives in colour", parts
+        708, height, "A module, its plan and its program, with collectives in colour", parts
     )
 
 
