@@ -32,7 +32,7 @@ LAYERS = {
     "__init__": 12,
     "tools": 13,
 }  # fmt: skip
-"""A package imports from lower layers and from itself; docs/contribute/architecture.md has what is
+"""A package imports from lower layers and from itself; docs/contribute/layers.md has what is
 in each."""
 
 RUNTIME = ROOT / "shardir" / "backend" / "torch" / "shardir_runtime"
