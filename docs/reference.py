@@ -89,7 +89,7 @@ def _op_section(op: type[IRDLOperation]) -> Iterator[str]:
             "gradient": example.gradient(),
             "element types": example.elements(),
         }
-    yield "| | |"
+    yield "| property | of this op |"
     yield "| --- | --- |"
     for key, text in facts.items():
         if text:

@@ -127,6 +127,7 @@ OTHER_TOOLS = (
     "git",
     "cd",
     "pip",
+    "source",
     "ruff",
     "pytest",
     "pre-commit",
