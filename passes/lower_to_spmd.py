@@ -86,7 +86,7 @@ def _warn_of_replicated(functions: Sequence[Function]) -> None:
         if f.mesh is None or f.mesh.size == 1 or not f.has_layouts:
             continue
         for op in of_kind(f.ops, CustomOp):
-            if op.custom.rule is None:
+            if not op.has_rule:
                 first.setdefault(op.callee.data, op)
     for name, op in first.items():
         warn(

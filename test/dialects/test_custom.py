@@ -74,6 +74,8 @@ def called(program, monkeypatch, name="f"):
         ({"name": "test.op", "rule": "(i k) -> (i)"}, "expected one name for a dimension, or 1"),
         ({"name": "test.op", "rule": "(i) -> (i, j)"}, "in an operand, got j; add replicate j"),
         ({"name": "test.op", "rule": "(i) -> (i) replicate j"}, "after replicate, got j"),
+        ({"name": "test.op", "rule": "(..., ...) -> (...)"}, "expected distinct names"),
+        ({"name": "test.op", "rule": "(i) -> (...)"}, "in an operand, got ...; add replicate"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_registered(options, message):
@@ -85,6 +87,13 @@ def test_what_cannot_be_registered(options, message):
     ("rule", "factors"),
     [
         ("(i, j) -> (i, j)", "(i, j) -> (i, j) {i=4, j=3}"),
+        ("(..., j) -> (..., j)", "(d0, j) -> (d0, j) {d0=4, j=3}"),
+        ("(...) -> (...)", "(d0, d1) -> (d0, d1) {d0=4, d1=3}"),
+        ("(d0, ..., k) -> (d0, ..., k)", "(d0, k) -> (d0, k) {d0=4, k=3}"),
+        (lambda xs, ys: f"(i, 1) -> (i, {'j' if xs == ys else '1'}) replicate j",
+         "(i, 1) -> (i, j) {i=4, j=3} replicate j"),
+        (lambda xs, ys: None, "(d0, d1) -> (d2, d3) {d0=4, d1=3, d2=4, d3=3} reduce sum d0, d1 "
+         "replicate d0, d1, d2, d3"),
         ("(i,1)->(i,j) replicate j", "(i, 1) -> (i, j) {i=4, j=3} replicate j"),
         (None, "(d0, d1) -> (d2, d3) {d0=4, d1=3, d2=4, d3=3} reduce sum d0, d1 "
          "replicate d0, d1, d2, d3"),
@@ -97,9 +106,28 @@ def test_factors(register, rule, factors):
     assert str(op.factors()) == factors
 
 
+def test_a_rule_in_the_text_counts(register):
+    """Before that of the registration, which a function may make from the options."""
+    rules = []
+    register("test.op", rule=lambda xs, ys, by: rules.append((xs, ys, by)) or "(i, 1) -> (i, 1)")
+    for word, factors in [
+        ('rule "(..., k) -> (..., k)" ', "(d0, k) -> (d0, k) {d0=4, k=3}"),
+        ("", "(i, 1) -> (i, 1) {i=4}"),
+    ]:
+        module = shardir.parse(SCALE.replace("OPTIONS", word + "with {by = 2.0 : f64} "))
+        (op,) = (op for op in module.walk() if isinstance(op, CustomOp))
+        assert str(op.factors()) == factors
+        assert str(module) == str(shardir.parse(str(module)))
+    assert rules[0] == ([(4, 3)], [(4, 3)], 2.0)
+    with pytest.raises(shardir.ShardirError, match=r"T11.*expected a rule of the form"):
+        shardir.parse(SCALE.replace("OPTIONS", 'rule "ij" '))
+
+
 def test_what_is_registered_again_counts(register):
     text = SCALE.replace("OPTIONS", "")
     for rule, message in [
+        ("(i, j, k, ...) -> (i, ...)", "expected at least 3 dimensions in operand 0, got 2"),
+        (lambda xs, ys: 3, "expected the text of a rule from its function, got 3"),
         ("(i) -> (i)", "expected 1 dimensions in operand 0, got 2"),
         ("(i, j), () -> (i, j)", "expected 2 operands, got 1"),
         ("(i, j) -> (j, i)", "expected one size of j, got 3 and 4"),

@@ -12,7 +12,7 @@ nothing is known about its dimensions: every device computes the whole op, from 
 import keyword
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -58,6 +58,8 @@ RULE = re.compile(
 )
 GROUPS = re.compile(r"\s*(\([^()]*\)(\s*,\s*\([^()]*\))*)?\s*")
 FACTOR = re.compile(r"[A-Za-z_]\w*", re.ASCII)
+REST = "..."
+"""Any number of dimensions, one or more of them next to each other."""
 
 
 def is_dotted_name(text: str) -> bool:
@@ -80,7 +82,7 @@ class Rule:
 
     @staticmethod
     def read(text: str) -> "Rule":
-        """Parse `(i, k), (k, j) -> (i, j)`, with optional `reduce max` and `replicate j`.
+        """Parse `(..., k), (k, j) -> (..., j)`, with optional `reduce max` and `replicate j`.
 
         Raises:
             ShardirError: the text is malformed, or no device could compute by the rule.
@@ -105,7 +107,7 @@ class Rule:
         replicate = tuple(f.strip() for f in (m["replicate"] or "").split(",") if f.strip())
         for value in (*operands, *results):
             factors = [f for f in value if f]
-            if bad := [f for f in factors if not FACTOR.fullmatch(f)]:
+            if bad := [f for f in factors if f != REST and not FACTOR.fullmatch(f)]:
                 raise wrong("one name for a dimension, or 1 for none", repr(bad[0]))
             if len(set(factors)) < len(factors):
                 raise wrong("distinct names in a value", f"({', '.join(value)})")
@@ -117,6 +119,31 @@ class Rule:
             raise wrong("names of dimensions after replicate", min(lost))
         return Rule(operands, results, m["reduction"] or "sum", replicate)
 
+    def of(self, operands: Sequence[Shape], results: Sequence[Shape]) -> "Rule":
+        """Return the rule with names in place of `...`, from the right: `(a, b, k), (k, j) ->
+        (a, b, j)`. A value of which it does not fit keeps it."""
+        names = {f for value in (*self.operands, *self.results) for f in value}
+        if REST not in names:
+            return self
+        pairs = zip((*self.operands, *self.results), (*operands, *results), strict=False)
+        counts = [len(shape) - len(dims) + 1 for dims, shape in pairs if REST in dims]
+        most = max(counts, default=0)
+        free = [n for i in range(most + len(names)) if (n := f"d{i}") not in names][:most]
+
+        def named(dims: tuple[str, ...], shape: Shape) -> tuple[str, ...]:
+            count = len(shape) - len(dims) + 1
+            if REST not in dims or count < 0:
+                return dims
+            at = dims.index(REST)
+            return (*dims[:at], *free[most - count :], *dims[at + 1 :])
+
+        sides = (self.operands, operands), (self.results, results)
+        of_operands, of_results = (
+            tuple(map(named, dims, shapes)) if len(dims) == len(shapes) else dims
+            for dims, shapes in sides
+        )
+        return replace(self, operands=of_operands, results=of_results)
+
     def misfit(self, operands: Sequence[Shape], results: Sequence[Shape]) -> str:
         """Return the mismatch of shapes and rule as "X, got Y"; "" if they fit."""
         sizes: dict[str, int] = {}
@@ -127,6 +154,9 @@ class Rule:
                 return f"{len(names)} {what}s, got {len(shapes)}"
             for i, (dims, shape) in enumerate(zip(names, shapes, strict=True)):
                 if len(dims) != len(shape):
+                    if REST in dims:
+                        least = len(dims) - 1
+                        return f"at least {least} dimensions in {what} {i}, got {len(shape)}"
                     return f"{len(dims)} dimensions in {what} {i}, got {len(shape)}"
                 for f, n in zip(dims, shape, strict=True):
                     if f and sizes.setdefault(f, n) != n:
@@ -141,7 +171,7 @@ class Custom:
     evaluate: Callable[..., Any] | None = None
     torch: str | None = None
     gradient: str | None = None
-    rule: Rule | None = None
+    rule: Rule | Callable[..., str | None] | None = None
 
     @cached_property
     def function(self) -> tuple[str, str] | None:
@@ -161,7 +191,7 @@ def register_custom_op(
     *,
     torch: str | None = None,
     evaluate: Callable[..., Any] | None = None,
-    rule: str | None = None,
+    rule: str | Callable[..., str | None] | None = None,
     gradient: str | None = None,
 ) -> None:
     """Register the functions of `nn.custom "name"`, or of an op `name` of a dialect that shardir
@@ -171,8 +201,11 @@ def register_custom_op(
         torch: `"module:function"`. Emitted programs import the module, and call the function with
             the operands' tensors, and the op's attributes by name. It must not modify operands.
         evaluate: a function with equal results on numpy arrays, for the interpreter.
-        rule: how the dimensions relate, such as `"(i, k), (k, j) -> (i, j)"`. The functions then
-            get a device's shards. Names that a result lacks are summed over.
+        rule: how the dimensions relate, such as `"(..., k), (k, j) -> (..., j)"`, where `...` is
+            any number of dimensions; or a function of the shapes of operands and of results, and of
+            the attributes by name, that returns such a text, or None. The functions then get a
+            device's shards. Names that a result lacks are summed over. A rule in the program
+            counts before it.
         gradient: the name of the custom op that takes operands, results and the cotangents of the
             float results, and returns the cotangents of the float operands.
 
@@ -188,7 +221,8 @@ def register_custom_op(
         module, colon, function = torch.partition(":")
         if not (colon and is_dotted_name(module) and is_dotted_name(function)):
             raise ShardirError(f'expected torch="module:function", got {torch!r}')
-    registration = Custom(evaluate, torch, gradient, Rule.read(rule) if rule is not None else None)
+    read = Rule.read(rule) if isinstance(rule, str) else rule
+    registration = Custom(evaluate, torch, gradient, read)
     _registered[name] = registration
     forget_signatures()
 
@@ -223,6 +257,32 @@ def python_value(attr: Attribute) -> OptionValue:
             return str(attr)
 
 
+def values_of(options: Attribute | None) -> dict[str, OptionValue]:
+    """Return the options of an op as Python values."""
+    data = options.data if isinstance(options, DictionaryAttr) else {}
+    return {name: python_value(a) for name, a in data.items()}
+
+
+def rule_among(operands: Types, results: Types, props: Props) -> Rule | None:
+    """Return the rule of a custom op, that of its text or of its registration; None without one.
+
+    Raises:
+        ShardirError: the text is malformed, or a registered function returns no rule.
+    """
+    callee, text = props["callee"], props.get("sharding_rule")
+    assert isinstance(callee, StringAttr)
+    shapes = [[t.get_shape() for t in side] for side in (operands, results)]
+    rule = _registered.get(callee.data, _NOTHING).rule
+    if isinstance(text, StringAttr):
+        rule = Rule.read(text.data)
+    elif callable(rule):
+        found = rule(*shapes, **values_of(props.get("options")))
+        if found is not None and not isinstance(found, str):
+            raise ShardirError(f"expected the text of a rule from its function, got {found!r:.60}")
+        rule = None if found is None else Rule.read(found)
+    return None if rule is None else rule.of(*shapes)
+
+
 @op_definition
 class CustomOp(TensorOp):
     """The function registered in Python under the name (`shardir.register_custom_op`). Without a
@@ -230,10 +290,13 @@ class CustomOp(TensorOp):
 
     name = "nn.custom"
     callee = prop_def(StringAttr)
+    sharding_rule = opt_prop_def(StringAttr)
     options = opt_prop_def(DictionaryAttr)
     xs = var_operand_def(TensorType)
     outs = var_result_def(TensorType)
-    assembly_format = f"$callee `(` $xs `)` (`with` $options^)? {STRATEGY}"
+    assembly_format = (
+        f"$callee `(` $xs `)` (`rule` $sharding_rule^)? (`with` $options^)? {STRATEGY}"
+    )
     INFERRED: ClassVar[bool] = False
     GLOBAL_TYPES: ClassVar[bool] = True
     PRECISION: ClassVar[str] = "wide"
@@ -246,8 +309,15 @@ class CustomOp(TensorOp):
     @property
     def values(self) -> dict[str, OptionValue]:
         """The options as Python values."""
-        data = self.options.data if self.options is not None else {}
-        return {name: python_value(a) for name, a in data.items()}
+        return values_of(self.options)
+
+    @property
+    def has_rule(self) -> bool:
+        """Whether the relation of its dimensions is known."""
+        operands, results = (
+            [unsharded_type(v) for v in side] for side in (self.operands, self.results)
+        )
+        return rule_among(operands, results, self.properties) is not None
 
     def lacks(self, what: str, example: str) -> ShardirError:
         """The error that `what` is needed and not registered."""
@@ -277,7 +347,11 @@ class CustomOp(TensorOp):
         if not results:
             text = "expected a custom op with results, got none"
             raise ShardirError(coded("T11", text, use=""))
-        rule = _registered.get(callee.data, _NOTHING).rule
+        try:
+            rule = rule_among(operands, results, props)
+        except ShardirError as e:
+            use = "correct the rule"
+            raise ShardirError(coded("T11", f'"{callee.data}": {e}', use=use)) from None
         shapes = ([t.get_shape() for t in side] for side in (operands, results))
         if rule is not None and (message := rule.misfit(*shapes)):
             text = f'rule of "{callee.data}": expected {message}'
@@ -285,11 +359,8 @@ class CustomOp(TensorOp):
 
     @classmethod
     def rule(cls, operands: Types, results: Types, props: Props) -> Factors:
-        callee = props["callee"]
-        assert isinstance(callee, StringAttr)
         shapes = [t.get_shape() for t in (*operands, *results)]
-        rule = _registered.get(callee.data, _NOTHING).rule
-        if rule is not None:
+        if (rule := rule_among(operands, results, props)) is not None:
             return Factors.of(rule.operands, rule.results, shapes, replicate=rule.replicate,
                               reduction=rule.reduction)  # fmt: skip
         names = factor_names(sum(map(len, shapes)))
