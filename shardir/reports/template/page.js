@@ -8,6 +8,7 @@ let theme = "auto";
 function applyTheme(print = false) {
   const dark = !print && (theme === "dark" || (theme === "auto" && system.matches));
   document.documentElement.dataset.theme = dark ? "dark" : "light";
+  document.documentElement.classList.toggle("printing", print); // charts need a width before paper has one
   const button = document.getElementById("theme");
   button.textContent = { auto: "Theme: auto", light: "Theme: light", dark: "Theme: dark" }[theme];
   button.title = theme === "auto" ? "The colours are those of the system" : `The colours are ${theme}`;
