@@ -14,7 +14,7 @@ from shardir.compat.torch import tree_leaves
 from shardir.diagnostics import ShardirError
 from shardir.dialects.train import arguments
 from shardir.frontends.torch.capture import called_with, evaluating, scalars_of
-from shardir.frontends.torch.eager import random_op, tensors_of
+from shardir.frontends.torch.eager import let_schedulers_see, random_op, tensors_of
 from shardir.frontends.torch.importer import KEY
 from shardir.frontends.torch.steps import Inference, Step, training_only
 from shardir.frontends.torch.weights import array_of
@@ -93,6 +93,8 @@ class _TorchSteps:
                     )
                 tensors[name].data = value.detach().clone()
         for name, (optimizer, scheduler) in self.optimizers.items():
+            if scheduler is not None:
+                let_schedulers_see(optimizer)
             optimizer.load_state_dict(program.forms[name].state_dict(program.state.states, 0))
             if scheduler is not None:
                 scheduler.load_state_dict(deepcopy(steps[name].schedule))

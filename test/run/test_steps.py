@@ -1,5 +1,6 @@
 """Several training steps over the same parameters (shardir.Step), equal to torch on one device."""
 
+import warnings
 from collections.abc import Callable
 from copy import deepcopy
 from typing import Any
@@ -220,7 +221,9 @@ def test_a_check_compares_all_functions_with_the_module() -> None:
             "out": Inference(lambda model, x: (model(x), model.weight.sum()), NOISE),
         },
     )  # fmt: skip
-    table = str(program.check(rounds=3))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # torch's, of the order of optimizers and schedulers
+        table = str(program.check(rounds=3))
     assert "loss of labels in round 3" in table and "result 1 of out" in table
     steps = {
         name: Step(near_zero, NOISE, optimizer=optimizer, scheduler=s)
@@ -335,6 +338,8 @@ def test_gradients_may_be_looked_at_before_an_update(options: dict[str, Any]) ->
         assert not torch.equal(trainer.state_dict(ema=True)["used.weight"], found["used.weight"])
         with pytest.raises(ShardirError, match="expected a finite number as weight, got nan"):
             trainer.backward(NOISE, REAL, weight=float("nan"))
+        with pytest.raises(ShardirError, match=r"got the number 0.5 .*; write weight=0.5"):
+            trainer.backward(NOISE, REAL, 0.5)
     torch.testing.assert_close(found, dict(eager.state_dict()), rtol=1e-10, atol=1e-12)
 
 

@@ -256,6 +256,10 @@ def test_ranks_of_a_notebook_train_as_torch_does_and_end_at_ctrl_c(program: Any)
         assert trainer.lr == 0.005
         with pytest.raises(ShardirError, match="expected a learning rate of at least 0, got 'low'"):
             trainer.lr = "low"
+        with pytest.raises(ShardirError, match=r"one number for all parameters, trainer\.lr"):
+            trainer.lr = [0.1, 0.2]
+        with pytest.raises(ShardirError, match="expected an iterable of batches to read ahead"):
+            trainer.prefetch(3)
         with pytest.raises(ValueError, match="of the loop"):
             trainer.evaluate(broken())
         with pytest.raises(

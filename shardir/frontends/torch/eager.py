@@ -72,6 +72,8 @@ class Eager:
                 if name in tensors:
                     tensors[name].data = value.detach().clone()
         if optimizer is not None:
+            if scheduler is not None:
+                let_schedulers_see(optimizer)
             optimizer.load_state_dict(states)
         if scheduler is not None:
             scheduler.load_state_dict(deepcopy(self.schedule))
@@ -127,6 +129,12 @@ class EagerModule:
         self.optimizer.step()
         if self.scheduler is not None:
             self.scheduler.step()
+
+
+def let_schedulers_see(optimizer: torch.optim.Optimizer) -> None:
+    """Let the schedulers of a copied optimizer see its steps, as those of the original do: without
+    it they warn of steps in the wrong order. The rates are to be loaded afterwards."""
+    torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0)
 
 
 def tensors_of(model: torch.nn.Module) -> dict[str, torch.Tensor]:

@@ -44,6 +44,7 @@ from shardir.backend.torch.shardir_runtime.run.states import DTYPES, checked_inp
 from shardir.backend.torch.shardir_runtime.run.trained_steps import (
     TrainedSteps,
     averages,
+    check_weight_is_named,
     checked_rate,
     checked_weight,
     gradient_keys,
@@ -171,6 +172,7 @@ class LocalTrainer(TrainedSteps):
     ) -> Tensor:  # fmt: skip
         f = self.steps[name]
         with errors():
+            check_weight_is_named(batch)
             separate_update(self._plan, name)
             weight = checked_weight(weight)
         tensors = self._shards(f, batch, named, local)

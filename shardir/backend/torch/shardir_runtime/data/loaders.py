@@ -139,6 +139,11 @@ class Prefetch:
         self, loader: Iterable[Any], place: Callable[[Any], Callable[[], Any]] | None = None,
         ahead: int = 2,
     ):  # fmt: skip
+        if not isinstance(loader, Iterable) or isinstance(loader, str):
+            raise PlanError(
+                f"expected an iterable of batches to read ahead, got {type(loader).__name__}; give "
+                "a DataLoader or a list: for x, y in trainer.prefetch(loader, ahead=3)"
+            )
         if not isinstance(ahead, int) or ahead < 1:
             raise PlanError(f"expected at least 1 batch that is read ahead, got {ahead!r:.60}")
         self.loader, self.place, self.ahead = loader, place or _as_it_is, ahead

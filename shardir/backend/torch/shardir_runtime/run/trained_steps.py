@@ -255,6 +255,15 @@ def without_files(f: PlanFunction) -> PlanFunction:
     return replace(f, args=tuple(args))
 
 
+def check_weight_is_named(batch: tuple[Any, ...]) -> None:
+    """Raise PlanError if the last input of a batch is a number, which is to be the weight."""
+    if batch and isinstance(batch[-1], (int, float)):
+        raise PlanError(
+            f"expected tensors in order, got the number {batch[-1]!r:.60} behind them; write "
+            f"weight={batch[-1]!r:.60}"
+        )
+
+
 def checked_rate(plan: ProgramPlan, step: PlanFunction, rate: Any = 0.0) -> tuple[str, float]:
     """Return the key of the learning rate of a step, and its value, which becomes `rate`.
 
@@ -273,7 +282,10 @@ def checked_rate(plan: ProgramPlan, step: PlanFunction, rate: Any = 0.0) -> tupl
     except (TypeError, ValueError, RuntimeError):  # of a tensor with several elements
         value = math.nan
     if not math.isfinite(value) or value < 0:
-        raise PlanError(f"expected a learning rate of at least 0, got {rate!r:.60}")
+        raise PlanError(
+            f"expected a learning rate of at least 0, got {rate!r:.60}; give one number for all "
+            "parameters, trainer.lr = 0.001"
+        )
     return key, value
 
 

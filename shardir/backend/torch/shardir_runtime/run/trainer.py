@@ -36,6 +36,7 @@ from .session import Session, scalars_of
 from .trained_steps import (
     TrainedSteps,
     averages,
+    check_weight_is_named,
     checked_rate,
     checked_weight,
     gradient_keys,
@@ -158,6 +159,7 @@ class Trainer(TrainedSteps):
         weight: float,
     ) -> Tensor:  # fmt: skip
         f, values = self.steps[name], self._states.values
+        check_weight_is_named(batch)
         separate_update(self._session.plan, name)
         inputs, key = self._inputs(f, batch, named, local), f.key_of("loss_weight")
         one = values[key]
