@@ -4,6 +4,7 @@ Each function draws one figure and returns the text of docs/pictures/NAME.svg. W
 are drawn. Charts of measurements are made from the records in test/bench/records.
 """
 
+import copy
 import json
 import sys
 from collections.abc import Callable
@@ -45,6 +46,7 @@ PICTURES = ROOT / "docs" / "pictures"
 RECORDS = ROOT / "test" / "bench" / "records"
 BLUE, RED, GREEN, YELLOW, CYAN, PURPLE, GREY = COLOURS
 MESH = mesh_of("m", "dp = 2, tp = 2")
+PLAN = "megatron(tp) * fsdp(dp)"
 
 TWO_PRODUCTS = """
 dist.mesh @m <dp = 2, tp = 2>
@@ -329,9 +331,11 @@ def live(p: Picture, axes: Axes, run: RankTimeline, colour: str) -> None:
     """Draw the bytes that live over a step, and a dot at the peak."""
     points: list[tuple[float, float]] = []
     for time, size in run.bytes:
-        if points:
-            points.append((axes.x(time * 1e3), points[-1][1]))
-        points.append((axes.x(time * 1e3), axes.y(size / 1e9)))
+        x, y = axes.x(time * 1e3), axes.y(size / 1e9)
+        if not points:
+            points.append((x, y))
+        elif x - points[-1][0] >= 1 or abs(y - points[-1][1]) >= 2:  # what can be seen
+            points += [(x, points[-1][1]), (x, y)]
     p.line(points, colour, stroke_width=2)
     time, size = max(run.bytes, key=lambda at: at[1])
     p.dot(axes.x(time * 1e3), axes.y(size / 1e9), colour)
@@ -347,7 +351,8 @@ def memory_over_a_step(title: str, runs: dict[str, RankTimeline], note: str) -> 
     most = max(size for r in runs.values() for _, size in r.bytes) / 1e9
     axes = Axes(p, (60.0, 46.0, 520.0, 240.0), (0, last), (0, most * 1.1))
     across = [(t, str(t)) for t in range(0, int(last) + 1, max(1, int(last / 6)))]
-    up = [(g, str(g)) for g in range(int(most * 1.1) + 1)]
+    apart = next(n for n in (1, 2, 5, 10, 20) if most / n < 6)
+    up = [(g, str(g)) for g in range(0, int(most * 1.1) + 1, apart)]
     axes.ticks(across, up, "ms of the step", note)
     for i, ((name, run), colour) in enumerate(zip(runs.items(), (GREY, BLUE, RED), strict=False)):
         live(p, axes, run, colour)
@@ -401,6 +406,107 @@ def memory() -> str:
         p.rect(x, y, wide, high, COLOURS[i % 6], "#ffffff", fill_opacity=0.75)
         if wide > 8 * len(name):
             p.text(x + wide / 2, y + high / 2 + 4, name, "middle", font_size=11)
+    return p.svg()
+
+
+# ---- modules of torch ----
+
+GPT_PLANS = ("ddp(dp)", "zero1(dp)", "fsdp(dp)", PLAN, "fsdp(dp) recompute=full")
+
+
+def program() -> str:
+    """A module, its plan, and the beginning of the program that every rank runs."""
+    *_, compiled = import_module("figure_models").perceptron(PLAN)
+    module = [
+        "model = nn.Sequential(", "    nn.Linear(64, 256),", "    nn.GELU(),",
+        "    nn.Linear(256, 10),", ")",
+    ]  # fmt: skip
+    kept: list[str] = []
+    text = compiled.program.replace("figure_models.py", "model.py").partition("labels: i64")[2]
+    for line in (line.removeprefix("    ") for line in text.splitlines()):
+        if line.startswith(("del ", "#   ")):  # `#   `: the rest of a comment
+            continue
+        kept.append(line.partition(": nn.")[0])
+        if "rt.all_reduce" in line:
+            break
+    kept = kept[next(i for i, x in enumerate(kept) if x.startswith("# all-gather")) :]
+    p = Picture(708, 240 + 18 * len(kept), "A module, its plan and its program")
+    p.text(24, 34, "your module, for one device", font_weight="600")
+    p.code(24, 62, module, "rt.")
+    p.text(272, 34, "the plan, as it stands for this module", font_weight="600")
+    p.code(272, 62, str(compiled.plan).strip().splitlines(), "rt.")
+    p.line([(24, 164), (684, 164)], PALE)
+    p.text(24, 194, "the program of every rank: its beginning, with shorter comments",
+           font_weight="600")  # fmt: skip
+    p.code(24, 222, kept, "rt.")
+    return p.svg()
+
+
+def step_memory() -> str:
+    """Memory of a device over a step of a GPT, under three plans."""
+    model, batch = import_module("figure_models").gpt()
+    runs = {}
+    for name, options in (("ddp", {}), ("fsdp", {}), ("fsdp, recompute", {"recompute": "full"})):
+        compiled = shardir.compile(
+            model, batch, optimizer="adamw, lr = 1e-3", mesh="dp = 8", cluster="h200",
+            plan=name.partition(",")[0], precision="bf16", **options,
+        )  # fmt: skip
+        (simulation,) = simulate(compiled.module)
+        runs[name] = simulation.ranks[0]
+    note = "GB on a device, a GPT of 1.3 B parameters on 8 H200, bf16"
+    return memory_over_a_step("Memory of a device over a step under three plans", runs, note)
+
+
+def plans() -> str:
+    """Predicted step times of plans of a GPT on two nodes."""
+    model, batch = import_module("figure_models").gpt()
+    compared = shardir.compare(
+        model, batch, optimizer="adamw, lr = 1e-3",
+        plans=[f"{plan} precision=bf16" for plan in GPT_PLANS],
+        meshes=["dp = 16", "dp = 2, tp = 8"], cluster="h200",
+    )  # fmt: skip
+    fastest = {r.plan: r for r in reversed(compared.rows) if r.seconds}
+    rows = sorted(fastest.values(), key=lambda r: r.seconds or 0)
+    p = Picture(760, 64 + 26 * len(rows), "Predicted step times of plans")
+    p.text(20, 28, "ms of a step, GB of a device; a GPT of 1.3 B parameters on 2 x 8 H200, bf16",
+           font_size=12)  # fmt: skip
+    most = max(r.seconds or 0 for r in rows) * 1e3
+    for i, r in enumerate(rows):
+        assert r.seconds is not None and r.memory is not None
+        name = f"{r.plan.removesuffix(' precision=bf16')}, {r.mesh}"
+        y = 44 + 26 * i
+        bars(p, 10, y, 640, [(name, round(r.seconds * 1e3), GREY if i else BLUE)], most,
+             label=260, unit=" ms")  # fmt: skip
+        p.text(740, y + 15, f"{r.memory / 1e9:.0f} GB", "end", FAINT, font_size=12)
+    return p.svg()
+
+
+def losses() -> str:
+    """Losses of four ranks beside torch's on one device."""
+    torch = import_module("torch")
+    model, x, labels, compiled = import_module("figure_models").perceptron(PLAN)
+    reference = copy.deepcopy(model)
+    ours = compiled.run([(x, labels)] * 40, steps=40, verbose=False).losses["step"]
+    optimizer, theirs = torch.optim.AdamW(reference.parameters(), lr=1e-2), []
+    for _ in range(40):
+        loss = torch.nn.functional.cross_entropy(reference(x), labels)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        theirs.append(loss.item())
+    largest = max(abs(a - b) for a, b in zip(ours, theirs, strict=True))
+    p = Picture(760, 340, "Losses of four ranks beside torch's on one device")
+    axes = Axes(p, (60.0, 46.0, 480.0, 240.0), (0, 39), (0, 2.5))
+    ticks = [(n, str(n)) for n in range(0, 40, 10)]
+    axes.ticks(ticks, [(n / 2, f"{n / 2:g}") for n in range(6)], "step",
+               f"loss; largest difference {largest:.0e}")  # fmt: skip
+    p.line([(axes.x(i), axes.y(y)) for i, y in enumerate(theirs)], RED, stroke_width=2)
+    for i, y in enumerate(ours):
+        p.dot(axes.x(i), axes.y(y), BLUE)
+    p.line([(560, 66), (582, 66)], RED, stroke_width=3)
+    p.text(590, 70, "torch on one device")
+    p.dot(571, 92, BLUE)
+    p.text(590, 96, "shardir on 4 ranks")
     return p.svg()
 
 
@@ -597,11 +703,12 @@ def expect_launch() -> str:
 
 
 DRAWN = (
-    layouts, propagation, redistribution, autodiff, cost, overlap, search, pipeline, stages,
-    recompute, offload, memory, expect_redistribution, expect_step, expect_zero, expect_predicted,
-    expect_gpu, expect_memory, expect_auto, expect_recompute, expect_schedules, expect_search,
-    expect_launch,
+    losses, layouts, propagation, redistribution, autodiff, cost, overlap, search, pipeline, stages,
+    recompute, offload, memory, program, step_memory, plans, expect_redistribution, expect_step,
+    expect_zero, expect_predicted, expect_gpu, expect_memory, expect_auto, expect_recompute,
+    expect_schedules, expect_search, expect_launch,
 )  # fmt: skip
+"""`losses` first: its run starts ranks."""
 FIGURES: dict[str, Callable[[], str]] = {f.__name__.replace("_", "-"): f for f in DRAWN}
 
 

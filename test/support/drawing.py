@@ -69,6 +69,14 @@ class Picture:
         self.text((x + to) / 2, y - 8, text, "middle", font_size=12)
         self.text((x + to) / 2, y + 18, below, "middle", FAINT, font_size=12)
 
+    def code(self, x: float, y: float, lines: Sequence[str], marked: str) -> None:
+        """Write lines of a program, those with the word `marked` in colour."""
+        for i, line in enumerate(lines):
+            look = {"font_weight": 600, "fill": COLOURS[0]} if marked in line else {"fill": INK}
+            at = {"x": float(x), "y": float(y + 18 * i), "xml:space": "preserve"}
+            font = {"font_size": 12.5, "font_family": "ui-monospace, monospace"}
+            self._add("text", line, **at, **font, **look)
+
     def svg(self) -> str:
         """Return the text of the picture."""
         indent(self.root)
