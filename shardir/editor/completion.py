@@ -10,8 +10,9 @@ from typing import Literal
 from xdsl.ir import Attribute
 
 from shardir import pipelines
-from shardir.diagnostics import ShardirError, first_paragraph
+from shardir.diagnostics import first_paragraph
 from shardir.editor.index import CLOSES, TextIndex
+from shardir.passes import PASSES
 from shardir.rewriting.options import default_text, option_name, option_types, type_text
 from shardir.rewriting.registry import known_pipelines
 from shardir.search.plans.preset_entries import known_products
@@ -140,21 +141,19 @@ def _of_command(before: str) -> Iterator[Completion]:
 
 
 def _about(name: str) -> str:
-    try:
-        return first_paragraph(pipelines.PASSES[name]()) if name in pipelines.PASSES else ""
-    except ShardirError:
-        return ""
+    """Return what a pass of ours does; those of others would all be imported."""
+    return first_paragraph(PASSES[name]()) if name in PASSES else ""
 
 
 def _options(name: str) -> Iterator[Completion]:
     """Yield the options of a pass, or of the passes of a pipeline or a mode."""
-    modes = pipelines.known_modes()
+    modes, passes = pipelines.known_modes(), pipelines.known_passes()
     text = modes[name].pipeline if name in modes else name
     text = known_pipelines().get(text, text)
     found: dict[str, Completion] = {}
     for part in re.findall(r"[\w-]+(?=[{,]|\Z)", text):
-        if part in pipelines.PASSES:
-            cls = pipelines.PASSES[part]()
+        if part in passes:
+            cls = passes[part]()
             for option, kind in option_types(cls).items():
                 detail = f"{type_text(kind)} = {default_text(cls, option)}"
                 found.setdefault(
