@@ -1,0 +1,83 @@
+"""Bytes that a device receives in one call of a program of JAX: in XLA's program, and in ours.
+
+python test/bench/jax_bytes.py mlp gpt vit resnet embedding
+
+The rule is that of rings: of a result of s bytes in a group of n, an all-reduce receives
+2 s (n - 1) / n, an all-gather and an all-to-all s (n - 1) / n, a reduce-scatter s (n - 1), a
+permute s.
+"""
+
+import os
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8"
+os.environ["JAX_PLATFORMS"] = "cpu"
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+import jax
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
+from support.jax_programs import PROGRAMS
+
+import shardir
+
+SIZES = {"f32": 4, "s32": 4, "u32": 4, "pred": 1, "s64": 8, "f64": 8, "bf16": 2}
+COLLECTIVE = re.compile(
+    r"= (.*?) (all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute)(?:-start)?\("
+)
+OF_GROUPS = re.compile(r"replica_groups=(?:\[\d+,(\d+)\]|\{\{([\d,]+)\})")
+
+
+def bytes_of(text: str) -> int:
+    """Return the bytes of all tensors in a text of types."""
+    total = 0
+    for element, sizes in re.findall(r"\b([a-z]+\d*)\[([\d,]*)\]", text):
+        count = 1
+        for n in filter(None, sizes.split(",")):
+            count *= int(n)
+        total += SIZES[element] * count
+    return total
+
+
+def of_xla(f: Any, args: Any, layouts: Any) -> tuple[int, int]:
+    """Return the bytes and the number of collectives of XLA's program."""
+    mesh = jax.make_mesh((2, 4), ("dp", "tp"), axis_types=(AxisType.Auto,) * 2)
+
+    def spread(spec: Any, argument: Any) -> Any:
+        sharding = NamedSharding(mesh, spec or PartitionSpec())
+        return jax.tree.map(lambda _: sharding, argument)
+
+    def is_entry(x: Any) -> bool:
+        return x is None or isinstance(x, PartitionSpec)
+
+    shardings = jax.tree.map(spread, layouts, args, is_leaf=is_entry)
+    text = jax.jit(f, in_shardings=shardings).lower(*args).compile().as_text()
+    total, count = 0.0, 0
+    for line in text.splitlines():
+        if (found := COLLECTIVE.search(line)) is None:
+            continue
+        size, kind = bytes_of(found[1]), found[2]
+        groups = OF_GROUPS.search(line)
+        n = 8 if groups is None else int(groups[1] or len(groups[2].split(",")))
+        share = size * (n - 1) / n
+        total += {
+            "all-reduce": 2 * share, "reduce-scatter": size * (n - 1), "collective-permute": size,
+        }.get(kind, share)  # fmt: skip
+        count += 1
+    return round(total), count
+
+
+def of_shardir(f: Any, args: Any, layouts: Any) -> tuple[int, int]:
+    """Return the bytes and the number of collectives of our program."""
+    cost = shardir.from_jax(f, *args, in_shardings=layouts, mesh="dp = 2, tp = 4").cost()
+    received = sum(received for received, _ in cost.communication.values())
+    return round(received), sum(c.communicates for c in cost.ops)
+
+
+if __name__ == "__main__":
+    for name in sys.argv[1:] or PROGRAMS:
+        program = PROGRAMS[name]()
+        (theirs, n), (own, m) = of_xla(*program), of_shardir(*program)
+        print(f"| {name} | {theirs:,} in {n} | {own:,} in {m} |", flush=True)
