@@ -114,7 +114,7 @@ def bug(
             inputs = Function(program).inputs
             for name in inspect.signature(program).parameters:
                 if name in options:
-                    layouts[f'inputs "{name}"' if name in inputs else name] = options.pop(name)
+                    layouts[key_of(name, inputs)] = options.pop(name)
         plan = options.pop("plan", layouts)
         refused = options.pop("refused", False)
         return Bug(
@@ -123,6 +123,11 @@ def bug(
         )  # fmt: skip
 
     return record
+
+
+def key_of(name: str, inputs: Batch) -> str:
+    """What a plan has before the layout of an argument."""
+    return f'inputs "{name}"' if name in inputs else name
 
 
 def bugs_in(names: Mapping[str, object]) -> list[Bug]:

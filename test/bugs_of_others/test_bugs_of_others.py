@@ -1,14 +1,28 @@
 """Faults that others reported: ranks compute what torch does on one device."""
 
+import random
+from dataclasses import replace
+
 import pytest
 import torch
+from support.extent import long_form
+from support.random_layouts import MESHES, random_layout
 
 from bugs_of_others import BUGS
-from bugs_of_others.record import Bug, on_one_device, on_ranks, text
+from bugs_of_others.record import Bug, Results, key_of, on_one_device, on_ranks, text
 from shardir import ShardirError
 
+pytestmark = pytest.mark.filterwarnings("ignore")
 
-@pytest.mark.filterwarnings("ignore")
+
+def check(found: Results, expected: Results) -> None:
+    assert found.keys() == {*expected, "sent"}
+    for name, value in expected.items():
+        torch.testing.assert_close(
+            found[name], value, rtol=1e-9, atol=1e-12, msg=lambda m, name=name: f"{name}: {m}"
+        )
+
+
 @pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.name)
 def test_ranks_compute_what_torch_does(bug: Bug) -> None:
     if bug.refused:
@@ -16,10 +30,22 @@ def test_ranks_compute_what_torch_does(bug: Bug) -> None:
             on_ranks(bug)
         assert bug.prints in str(caught.value)
         return
-    found, expected = on_ranks(bug), on_one_device(bug)
-    print({k: text(x) for k, x in found.items()})
-    assert found.keys() == {*expected, "sent"}
-    for name, value in expected.items():
-        torch.testing.assert_close(found[name], value, rtol=1e-9, atol=1e-12, msg=name)
-    for name, value in bug.printed.items():
-        assert text(found[name]) == value
+    found = on_ranks(bug)
+    check(found, on_one_device(bug))
+    assert {name: text(found[name]) for name in bug.printed} == bug.printed
+
+
+@long_form
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize(
+    "bug", [b for b in BUGS if not isinstance(b.program, type)], ids=lambda bug: bug.name
+)
+def test_other_layouts_compute_the_same(bug: Bug, seed: int) -> None:
+    draw = random.Random(f"{bug.name} {seed}")
+    mesh, (module, (batch,)) = draw.choice(MESHES), bug.build()
+    plan = {
+        key_of(name, batch): str(random_layout(draw, mesh, value.dim())).partition(", ")[2]
+        for name, value in {**dict(module.named_parameters()), **batch}.items()
+    }
+    axes = ", ".join(f"{name} = {mesh.extent((name,))}" for name in mesh.names)
+    check(on_ranks(replace(bug, mesh=axes, plan=plan)), on_one_device(bug))

@@ -455,4 +455,13 @@ MUTANTS = [
         "text[:, :length]",
         "test/run/test_generation.py",
     ),
+    Mutant(
+        "the flash kernel for CPUs has no heads",
+        "A device without heads calls the kernel that divides by their number.",
+        "shardir/backend/torch/shardir_runtime/ops/attention.py",
+        "_attention_of",
+        " if q.numel() else _MATH",
+        "",
+        "test/bugs_of_others/test_bugs_of_others.py -k six_heads",
+    ),
 ]

@@ -87,7 +87,8 @@ def _attention_of(
         chosen = chosen_of_forms(operands, masked, is_causal, scale, enable_gqa)
     else:
         chosen = _chosen_kernel(q, k, v, mask, is_causal, scale, enable_gqa)
-    kernel = _KERNELS.get((q.device.type, chosen), _MATH)
+    # The flash kernel for CPUs divides by the number of heads: a device may have none.
+    kernel = _KERNELS.get((q.device.type, chosen), _MATH) if q.numel() else _MATH
     return _Attention(kernel, q, k, v, mask, is_causal, scale)
 
 
