@@ -135,9 +135,9 @@ function comparison(report, p, choose) {
   const names = [...dearest].sort((a, b) => b[1] - a[1]).slice(0, 7).map(([name]) => name);
   const of = (q, name) => { const l = q.layers.find((x) => x.name === name); return l ? l.computation + l.communication : 0; };
   const times = (q, name) => { const l = q.layers.find((x) => x.name === name); return l && l.count > 1 ? ` × ${l.count}` : ""; };
-  const differences = report.programs.length > 1 && el("div", {},
+  const differences = report.programs.length > 1 && names.length > 1 && el("div", {},
     el("h3", {}, "By layer"),
-    el("p", { class: "note" }, "Computation and communication, one after the other: hidden communication counts too. Behind each time is the difference to the first row of the table above."),
+    el("p", { class: "note" }, `Computation and communication, one after the other: hidden communication counts too. Below each time is the difference to ${report.programs[0].label}.`),
     sortedTable({
       label: "plans by layer", rows: report.programs, search: false, sort: "", most: 20,
       columns: [
