@@ -31,7 +31,7 @@ MUTANTS = [
         "test/reports/test_report.py -k names_are_text",
     ),
     Mutant(
-        "waits for the last device are exposed",
+        "a report exposes waits for the last device",
         "They count twice, so that the parts are longer than the step.",
         "shardir/reports/recorder.py",
         "_FunctionRecorder._split",
