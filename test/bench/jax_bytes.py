@@ -55,7 +55,7 @@ def of_xla(f: Any, args: Any, layouts: Any) -> tuple[int, int]:
     shardings = jax.tree.map(spread, layouts, args, is_leaf=is_entry)
     text = jax.jit(f, in_shardings=shardings).lower(*args).compile().as_text()
     total, count = 0.0, 0
-    for line in text.splitlines():
+    for line in (text or "").splitlines():
         if (found := COLLECTIVE.search(line)) is None:
             continue
         size, kind = bytes_of(found[1]), found[2]

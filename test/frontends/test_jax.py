@@ -12,7 +12,7 @@ import jax
 import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
-from support.extent import sampled
+from support.extent import extent, sampled
 from support.jax_programs import PROGRAMS
 from support.runlines import run_tool
 
@@ -69,8 +69,9 @@ def test_trains_on_real_ranks() -> None:
     np.testing.assert_allclose(report.losses["step"], losses, rtol=1e-9)
 
 
-def test_results_of_real_ranks_are_a_tree() -> None:
-    loss, args, layouts = PROGRAMS["embedding"]()
+@pytest.mark.parametrize("name", extent(["dropout"], ["dropout", "embedding", "gpt", "moe"]))
+def test_results_of_real_ranks_are_a_tree(name: str) -> None:
+    loss, args, layouts = PROGRAMS[name]()
     compiled = shardir.from_jax(loss, *args, in_shardings=layouts, mesh="dp = 2, tp = 2")
     got, expected = compiled(), loss(*args)
     assert jax.tree.structure(got) == jax.tree.structure(expected)

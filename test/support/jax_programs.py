@@ -385,7 +385,7 @@ def integers() -> Program:
             u, u >> 7, u << 5, u ^ (u >> 16), ~u, i << 2, (i - 3) >> 1, i // 2, (i - 3) // 2,
             i.astype(jnp.uint8) * jnp.uint8(100), (i.astype(jnp.int8) + jnp.int8(125)), -i % 3,
             u.astype(jnp.int32), u > jnp.uint32(2**31), u // jnp.uint32(1000),
-            lax.rem(i - 3, jnp.full_like(i, 2)),
+            lax.rem(i - 3, jnp.full_like(i, 2)), jnp.arange(6, dtype=jnp.int32) * 2**30 < 0,
         )  # fmt: skip
 
     return f, (jnp.arange(6, dtype=jnp.int32),), (P("dp"),)

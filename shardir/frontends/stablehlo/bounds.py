@@ -6,6 +6,7 @@ clamp, as indices of a user do.
 
 from collections.abc import Callable, Mapping
 
+from xdsl.dialects.builtin import IntegerType
 from xdsl.ir import Operation, SSAValue
 
 from shardir.dialects import nn
@@ -22,7 +23,14 @@ def bounds_of(
     """Return the bounds of a value; None if they are not known."""
     if v in memo:
         return memo[v]
-    memo[v] = None if depth > MAX_DEPTH else _bounds(v, memo, depth)
+    memo[v] = None
+    element = unsharded_type(v).element_type
+    if depth <= MAX_DEPTH and isinstance(element, IntegerType):
+        found, bits = _bounds(v, memo, depth), element.width.data
+        half = 2 ** (bits - 1)
+        # integers that may leave their type wrap around
+        is_within = found is not None and (bits == 1 or -half <= found[0] <= found[1] < half)
+        memo[v] = found if is_within else None
     return memo[v]
 
 
@@ -52,11 +60,11 @@ def _bounds(
         operands = op.operands[:1]
     parts = [bounds_of(x, memo, depth + 1) for x in operands]
     if isinstance(op, nn.MinOp | nn.MaxOp):
-        return combine(*(p if p is not None else UNKNOWN for p in parts))
+        element = unsharded_type(v).element_type
+        assert isinstance(element, IntegerType)
+        half = 2 ** (element.width.data - 1)
+        return combine(*(p if p is not None else (-half, half - 1) for p in parts))
     return None if any(p is None for p in parts) else combine(*(p for p in parts if p is not None))
-
-
-UNKNOWN = (-(2**63), 2**63 - 1)
 
 
 def _union(*parts: IndexBounds) -> IndexBounds:
@@ -69,7 +77,7 @@ def _mul(a: IndexBounds, b: IndexBounds) -> IndexBounds:
 
 
 def _and(a: IndexBounds, b: IndexBounds) -> IndexBounds:
-    return (0, min(a[1], b[1])) if min(a[0], b[0]) >= 0 else UNKNOWN
+    return (0, min(a[1], b[1])) if min(a[0], b[0]) >= 0 else (-(2**63), 2**63 - 1)
 
 
 COMBINED: Mapping[type, Callable[..., IndexBounds]] = {

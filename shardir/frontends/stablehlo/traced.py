@@ -20,6 +20,12 @@ from shardir.frontends.stablehlo.bindings import read_module
 from shardir.frontends.stablehlo.form import HloProgram
 from shardir.frontends.stablehlo.names import name_of
 
+WIDER = {
+    "bfloat16": "float32", "uint32": "int64", "uint64": "int64",
+    **dict.fromkeys(("int8", "int16", "uint8", "uint16"), "int32"),
+}  # fmt: skip
+"""The dtype in which the numbers of others are stored: that of our element type."""
+
 
 @dataclass
 class ArgumentLeaf:
@@ -105,7 +111,8 @@ def _numbers(x: Any) -> Array | None:
     if isinstance(x, jax.Array) and jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key):
         x = jax.random.key_data(x)
     array = np.asarray(x)
-    return array.astype(np.float32) if array.dtype == jax.numpy.bfloat16 else array
+    kind = WIDER.get(str(array.dtype))
+    return array if kind is None else array.astype(kind)
 
 
 def _is_entry(x: Any) -> bool:
