@@ -1,6 +1,8 @@
-"""The pages as a site: what readers ask is found, pages are short, and blocks of Python run or say
-why not. `make site` reports dead links and anchors, and pages that the navigation lacks."""
+"""The pages as a site: what readers ask is found, blocks of Python run or say why not, and first
+pages are whole in a browser. `make site` reports dead links and anchors, and pages that the
+navigation lacks."""
 
+import os
 import re
 import subprocess
 import sys
@@ -10,6 +12,8 @@ from pathlib import Path
 from textwrap import dedent
 
 import pytest
+from markdown_it import MarkdownIt
+from support.browser import started_browser
 from support.extent import LONG, long_form
 from support.pages import BLOCK, DOCS, MADE, PAGES, ROOT
 from support.runlines import run_tool
@@ -27,23 +31,6 @@ REASONS = {
     "test/project/test_site.py runs it with a model and batches",
 }
 """Why a block is not run, as `<!-- not run: REASON -->`."""
-MOST_WORDS = 1500
-ALL_WORDS = 47_000
-REFERENCE = DOCS / "reference"
-
-
-@cache
-def words(page: Path) -> int:
-    """The words of a page without its programs and what commands write into it."""
-    text = BLOCK.sub("", MADE.sub("", page.read_text()))
-    return sum(any(map(str.isalnum, word)) for word in text.split())
-
-
-def test_pages_are_short() -> None:
-    long = {p.name: words(p) for p in PAGES if p.parent != REFERENCE and words(p) > MOST_WORDS}
-    assert not long, f"expected at most {MOST_WORDS} words, got {long}"
-    site = [p for p in PAGES if p.is_relative_to(DOCS)]
-    assert sum(map(words, site)) <= ALL_WORDS
 
 
 # ---- twelve questions ----
@@ -155,10 +142,6 @@ def test_the_readme_trains_as_torch_does(tmp_path: Path) -> None:
     assert code == 0, out + err
 
 
-def test_the_readme_is_short() -> None:
-    assert words(ROOT / "README.md") <= 420
-
-
 # ---- the site ----
 
 
@@ -175,3 +158,35 @@ def test_the_site_is_built_without_warnings(tmp_path: Path) -> None:
     )
 
     assert set(shardir.__all__) - {"__version__"} <= names
+
+
+# ---- in a browser ----
+
+SITE = ROOT / "build" / "site"
+VIEWS = {"light": ("light", 1280), "dark": ("dark", 1280), "narrow": ("light", 420)}
+
+
+@pytest.mark.skipif(not SITE.exists(), reason="no site: make site")
+def test_first_pages_are_seen_whole() -> None:
+    """The start of the site and README: pictures are there, and nothing is wider than the
+    window."""
+    with started_browser() as browser:
+        readme = MarkdownIt("commonmark").enable("table").render((ROOT / "README.md").read_text())
+        for view, (scheme, width) in VIEWS.items():
+            context = browser.new_context(
+                color_scheme=scheme, viewport={"width": width, "height": 1200}
+            )
+            page = context.new_page()
+            for name, path in (("site", SITE / "index.html"), ("readme", ROOT / "README.md")):
+                page.goto(path.as_uri())
+                if name == "readme":
+                    page.set_content(f'<base href="{ROOT.as_uri()}/"><main>{readme}</main>')
+                    page.wait_for_load_state("networkidle")
+                if folder := os.environ.get("SHARDIR_SCREENSHOTS"):
+                    page.screenshot(path=Path(folder) / f"{name}-{view}.png", full_page=True)
+                assert page.evaluate("[...document.images].every((x) => x.naturalWidth > 0)"), name
+                if name == "site":
+                    assert page.evaluate(
+                        "document.documentElement.scrollWidth <= window.innerWidth"
+                    ), view
+            context.close()
