@@ -10,6 +10,7 @@ from contextlib import chdir
 from functools import cache
 from pathlib import Path
 from textwrap import dedent
+from typing import Any
 
 import pytest
 from markdown_it import MarkdownIt
@@ -163,7 +164,7 @@ def test_the_site_is_built_without_warnings(tmp_path: Path) -> None:
 # ---- in a browser ----
 
 SITE = ROOT / "build" / "site"
-VIEWS = {"light": ("light", 1280), "dark": ("dark", 1280), "narrow": ("light", 420)}
+VIEWS: dict[str, tuple[Any, int]] = {"light": ("light", 1280), "dark": ("dark", 1280), "narrow": ("light", 420)}
 
 
 @pytest.mark.skipif(not SITE.exists(), reason="no site: make site")
