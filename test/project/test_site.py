@@ -164,7 +164,11 @@ def test_the_site_is_built_without_warnings(tmp_path: Path) -> None:
 # ---- in a browser ----
 
 SITE = ROOT / "build" / "site"
-VIEWS: dict[str, tuple[Any, int]] = {"light": ("light", 1280), "dark": ("dark", 1280), "narrow": ("light", 420)}
+VIEWS: dict[str, tuple[Any, int]] = {
+    "light": ("light", 1280),
+    "dark": ("dark", 1280),
+    "narrow": ("light", 420),
+}
 
 
 @pytest.mark.skipif(not SITE.exists(), reason="no site: make site")
