@@ -17,7 +17,7 @@ from shardir.cost.functions import functions
 from shardir.dialects.train import Argument, ItemsOp, Role
 from shardir.syntax.parser import parse
 
-EXAMPLES = sorted((Path(__file__).parents[2] / "docs" / "examples").rglob("*.ir"))
+EXAMPLES = sorted((Path(__file__).parents[2] / "docs" / "examples").glob("*.ir"))
 
 CHAIN = """func.func @f(%x: tensor<4x6xf32>) -> (tensor<24xf32>, tensor<24xf32>) {
   %a = nn.tanh %x : (tensor<4x6xf32>) -> tensor<4x6xf32>
