@@ -11,6 +11,7 @@ from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 from statistics import median
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from xdsl.dialects.builtin import DenseArrayBase
@@ -483,30 +484,66 @@ def plans() -> str:
 
 def losses() -> str:
     """Losses of four ranks beside torch's on one device."""
-    torch = import_module("torch")
     model, x, labels, compiled = import_module("figure_models").perceptron(PLAN)
     reference = copy.deepcopy(model)
-    ours = compiled.run([(x, labels)] * 40, steps=40, verbose=False).losses["step"]
-    optimizer, theirs = torch.optim.AdamW(reference.parameters(), lr=1e-2), []
-    for _ in range(40):
-        loss = torch.nn.functional.cross_entropy(reference(x), labels)
+    steps = 40
+    ours = compiled.run([(x, labels)] * steps, steps=steps, verbose=False).losses["step"]
+    title = "Losses of four ranks beside torch's on one device"
+    return _losses(
+        title, _losses_of_torch(reference, x, labels, steps), {"shardir on 4 ranks": ours}
+    )
+
+
+def resumed() -> str:
+    """Losses of a run that goes on from a checkpoint on another mesh."""
+    perceptron, done, steps = import_module("figure_models").perceptron, 6, 16
+    with TemporaryDirectory() as folder:
+        model, x, labels, first = perceptron(PLAN)
+        reference = copy.deepcopy(model)
+        before = first.run([(x, labels)] * done, steps=done, checkpoints=folder, verbose=False)
+        *_, second = perceptron("zero1", "dp = 3")
+        after = second.run(
+            [(x, labels)] * (steps - done), steps=steps, resume=folder, verbose=False
+        )
+    parts = {
+        "megatron(tp) * fsdp(dp) on 2 x 2": before.losses["step"],
+        "from its checkpoint: zero1 on 3": after.losses["step"],
+    }
+    title = "A run on four ranks, which goes on from its checkpoint on three"
+    return _losses(title, _losses_of_torch(reference, x, labels, steps), parts)
+
+
+def _losses_of_torch(model: Any, x: Any, labels: Any, steps: int) -> list[float]:
+    torch = import_module("torch")
+    optimizer, found = torch.optim.AdamW(model.parameters(), lr=1e-2), []
+    for _ in range(steps):
+        loss = torch.nn.functional.cross_entropy(model(x), labels)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        theirs.append(loss.item())
+        found.append(loss.item())
+    return found
+
+
+def _losses(title: str, theirs: list[float], parts: dict[str, list[float]]) -> str:
+    """Draw the losses of torch as a line, and those of the parts of a run as dots."""
+    ours = [loss for losses in parts.values() for loss in losses]
     largest = max(abs(a - b) for a, b in zip(ours, theirs, strict=True))
-    p = Picture(760, 340, "Losses of four ranks beside torch's on one device")
-    axes = Axes(p, (60.0, 46.0, 480.0, 240.0), (0, 39), (0, 2.5))
-    ticks = [(n, str(n)) for n in range(0, 40, 10)]
+    p = Picture(760, 340, title)
+    axes = Axes(p, (60.0, 46.0, 440.0, 240.0), (0, len(ours) - 1), (0, 2.5))
+    ticks = [(n, str(n)) for n in range(0, len(ours), 10 if len(ours) > 20 else 5)]
     axes.ticks(ticks, [(n / 2, f"{n / 2:g}") for n in range(6)], "step",
                f"loss; largest difference {largest:.0e}")  # fmt: skip
     p.line([(axes.x(i), axes.y(y)) for i, y in enumerate(theirs)], RED, stroke_width=2)
-    for i, y in enumerate(ours):
-        p.dot(axes.x(i), axes.y(y), BLUE)
-    p.line([(560, 66), (582, 66)], RED, stroke_width=3)
-    p.text(590, 70, "torch on one device")
-    p.dot(571, 92, BLUE)
-    p.text(590, 96, "shardir on 4 ranks")
+    p.line([(512, 66), (534, 66)], RED, stroke_width=3)
+    p.text(542, 70, "torch on one device")
+    begin = 0
+    for row, (colour, (name, losses)) in enumerate(zip((BLUE, GREEN), parts.items(), strict=False)):
+        for i, y in enumerate(losses, begin):
+            p.dot(axes.x(i), axes.y(y), colour)
+        begin += len(losses)
+        p.dot(523, 92 + 26 * row, colour)
+        p.text(542, 96 + 26 * row, name)
     return p.svg()
 
 
@@ -703,12 +740,12 @@ def expect_launch() -> str:
 
 
 DRAWN = (
-    losses, layouts, propagation, redistribution, autodiff, cost, overlap, search, pipeline, stages,
-    recompute, offload, memory, program, step_memory, plans, expect_redistribution, expect_step,
+    losses, resumed, layouts, propagation, redistribution, autodiff, cost, overlap, search,
+    pipeline, stages, recompute, offload, memory, program, step_memory, plans, expect_redistribution, expect_step,
     expect_zero, expect_predicted, expect_gpu, expect_memory, expect_auto, expect_recompute,
     expect_schedules, expect_search, expect_launch,
 )  # fmt: skip
-"""`losses` first: its run starts ranks."""
+"""`losses` and `resumed` first: their runs start ranks."""
 FIGURES: dict[str, Callable[[], str]] = {f.__name__.replace("_", "-"): f for f in DRAWN}
 
 

@@ -8,13 +8,13 @@ from figures import FIGURES
 from support.extent import LONG
 from support.pages import DOCS, PAGES
 
-RUN = "losses"
-"""A figure of a run on ranks, whose last bits differ from processor to processor."""
+RUNS = "losses", "resumed"
+"""Figures of runs on ranks, whose last bits differ from processor to processor."""
 
 SLOW = "offload", "plans", "program", "recompute", "search", "stages", "step-memory"
 """Figures of large programs, which the long form draws."""
 
-CHECKED = [name for name in FIGURES if name != RUN and (LONG or name not in SLOW)]
+CHECKED = [name for name in FIGURES if name not in RUNS and (LONG or name not in SLOW)]
 
 
 @pytest.mark.parametrize("name", CHECKED)
