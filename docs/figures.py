@@ -741,9 +741,10 @@ def expect_launch() -> str:
 
 DRAWN = (
     losses, resumed, layouts, propagation, redistribution, autodiff, cost, overlap, search,
-    pipeline, stages, recompute, offload, memory, program, step_memory, plans, expect_redistribution, expect_step,
-    expect_zero, expect_predicted, expect_gpu, expect_memory, expect_auto, expect_recompute,
-    expect_schedules, expect_search, expect_launch,
+    pipeline, stages, recompute, offload, memory, program, step_memory, plans,
+    expect_redistribution, expect_step, expect_zero, expect_predicted, expect_gpu,
+    expect_memory, expect_auto, expect_recompute, expect_schedules, expect_search,
+    expect_launch,
 )  # fmt: skip
 """`losses` and `resumed` first: their runs start ranks."""
 FIGURES: dict[str, Callable[[], str]] = {f.__name__.replace("_", "-"): f for f in DRAWN}
