@@ -1,6 +1,7 @@
 """The package of docs/examples/extension, installed beside shardir, and the names of packages."""
 
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -169,13 +170,14 @@ def test_wrong_parts_are_errors_that_name_them(registry: None) -> None:
 def test_the_package_is_built_and_used_without_this_tree(tmp_path: Path) -> None:
     """From wheels of both, in an environment of its own, which has the packages of this one."""
     python, wheels = tmp_path / "env" / "bin" / "python", tmp_path / "wheels"
-    source = PACKAGE.parents[2]
+    source, package = PACKAGE.parents[2], shutil.copytree(PACKAGE, tmp_path / "acme")
     for words in (
         [sys.executable, "-m", "venv", str(python.parents[1])],
         [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "-w", str(wheels), str(source)],
-        [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "-w", str(wheels), str(PACKAGE)],
-        [str(python), "-m", "pip", "install", "-q", "--no-deps", *map(str, wheels.glob("*.whl"))],
-    ):
+        [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "-w", str(wheels), str(package)],
+        [str(python), "-m", "pip", "install", "-q", "--no-deps", "--no-index", "--find-links",
+         str(wheels), "shardir", "shardir-acme"],
+    ):  # fmt: skip
         subprocess.run(words, check=True, timeout=300)
     paths = [p for p in sys.path if p.endswith("site-packages")]
     own = python.parents[1] / "lib"
