@@ -2,6 +2,9 @@
 against JAX itself."""
 
 import os
+import re
+import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -20,6 +23,7 @@ import shardir
 from shardir import ShardirError
 from shardir.interpret.evaluator import run
 
+ROOT = Path(__file__).parents[2]
 MESH = "dp = 2, tp = 4"
 
 ALWAYS = ("mlp", "vit", "embedding", "indices", "integers", "segments")
@@ -158,3 +162,13 @@ def test_refusals_have_lines_and_reasons() -> None:
 def test_wrong_arguments(make: Any, message: str) -> None:
     with pytest.raises(ShardirError, match=message):
         make(jax.numpy.ones((4, 4)))
+
+
+def test_no_more_bytes_than_in_the_program_of_xla() -> None:
+    """Of the table in docs/guides/jax.md the first row; test/bench/jax_bytes.py counts both."""
+    done = subprocess.run(
+        [sys.executable, ROOT / "test" / "bench" / "jax_bytes.py", "mlp"],
+        capture_output=True, text=True, check=True, timeout=100,
+    )  # fmt: skip
+    theirs, ours = (int(n.replace(",", "")) for n in re.findall(r"([\d,]+) in", done.stdout))
+    assert 0 < ours <= theirs
