@@ -42,7 +42,7 @@ from shardir.diagnostics import (
 from shardir.dialects.installed import installed
 from shardir.rewriting.copying import copied
 from shardir.rewriting.options import UsageError, instantiate, parse_options
-from shardir.syntax.parser import parser_of
+from shardir.syntax.parser import default_parser, parser_of
 from shardir.syntax.printer import print_module
 from shardir.syntax.source import Source, collect_remarks, collect_warnings
 from shardir.syntax.verify import verify_all
@@ -291,12 +291,13 @@ class Driver(OptArguments):
                 )
 
     def parse(self, source: Source) -> ModuleOp:
-        parser = parser_of(source.text, allow_unregistered=self.args.allow_unregistered_dialect)
-        self.ctx = parser.ctx
         if self.args.frontend == "stablehlo" or is_stablehlo(self.args.frontend, source):
             from shardir.api.stablehlo import import_text
 
-            return import_text(source.text)
+            self.ctx = default_parser().ctx
+            return import_text(source.text, source.name)
+        parser = parser_of(source.text, allow_unregistered=self.args.allow_unregistered_dialect)
+        self.ctx = parser.ctx
         if self.args.frontend != "xdsl":
             return parser.parse_source(source)
         try:

@@ -17,13 +17,16 @@ from shardir.api.compiled import Compiled, compile_module
 from shardir.api.devices import devices_of
 from shardir.backend.runs import Options
 from shardir.build import Module
-from shardir.diagnostics import ShardirError, check_arguments, describe
+from shardir.diagnostics import ParseErrors, ShardirError, check_arguments, describe
 from shardir.dialects.nn.base import Array
 from shardir.dialects.train import mark_step, updated_keys
 from shardir.frontends.stablehlo.form import HloProgram
+from shardir.frontends.stablehlo.generic import pretty_op
+from shardir.frontends.stablehlo.generic import read_text as read_generic
 from shardir.frontends.stablehlo.importer import SHARDING, ArgumentForm, HloImporter, meshes_of
 from shardir.interpret.evaluator import function as function_of
 from shardir.syntax.files import scratch_folder
+from shardir.syntax.source import Source
 
 if TYPE_CHECKING:
     from shardir.frontends.stablehlo.traced import TracedFunction
@@ -31,7 +34,8 @@ if TYPE_CHECKING:
 DATA, WEIGHTS = "data.npz", "weights.npz"
 """The files of inputs and of initial states in a saved program."""
 
-NO_JAX = "expected the packages jax and jaxlib, got none; pip install 'shardir[jax]'"
+INSTALL = "pip install 'shardir[jax]'"
+NO_JAX = f"expected the packages jax and jaxlib, got none; {INSTALL}"
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -165,8 +169,8 @@ def from_stablehlo(
     devices: int | None = None,
     **options: Any,
 ) -> Compiled:
-    """Compile a module of StableHLO, with shardings of Shardy: text, generic or pretty, or a module
-    of jaxlib.
+    """Compile a module of StableHLO, with shardings of Shardy: text in MLIR's generic form, or with
+    `shardir[jax]` also in the forms of the dialects, or a module of jaxlib.
 
     Args:
         program: its function `main` is compiled.
@@ -181,21 +185,29 @@ def from_stablehlo(
     return compile_module(_imported(start, found, "main", None, {}), **start.options)
 
 
-def import_text(text: str) -> Any:
-    """Return the module of a text of StableHLO, before all passes. Raises ShardirError."""
-    found = read(text)
+def import_text(text: str, name: str) -> Any:
+    """Return the module of a text of StableHLO, before all passes; errors have the name of its
+    file. Raises ShardirError."""
+    found = read(text, name)
     start = _start(found, None, None, None, {})
     return _imported(start, found, "main", None, {})
 
 
-def read(program: Any) -> HloProgram:
-    """Read a text, or a module of jaxlib's bindings. Raises ShardirError."""
+def read(program: Any, name: str = "<stablehlo>") -> HloProgram:
+    """Read a text of a file's name, or a module of jaxlib's bindings. Text in MLIR's generic form
+    is read by our own reader, that in other forms by jaxlib's. Raises ShardirError."""
+    if isinstance(program, str):
+        if (pretty := pretty_op(Source(program, name))) is None:
+            return read_generic(program, name)
+        try:
+            from shardir.frontends.stablehlo import bindings
+        except ImportError:
+            raise ParseErrors([pretty]) from None
+        return bindings.read_text(program)
     try:
         from shardir.frontends.stablehlo import bindings
     except ImportError:
-        raise ShardirError(NO_JAX) from None
-    if isinstance(program, str):
-        return bindings.read_text(program)
+        raise ShardirError(f"expected text, got {describe(program)}; {INSTALL}") from None
     if isinstance(program, bindings.ir.Module):
         return bindings.read_module(program)
     raise ShardirError(f"expected text or a module of jaxlib, got {describe(program)}")

@@ -24,7 +24,7 @@ def check_dominance(module: Operation, report: Callable[..., None]) -> None:
                         if id(operand) not in seen:
                             report(op, undominated(op, i, operand))
                 if op.regions:
-                    isolated = op.has_trait(IsolatedFromAbove)
+                    isolated = op.has_trait(IsolatedFromAbove, value_if_unregistered=False)
                     todo += [(r, set() if isolated else set(seen)) for r in op.regions]
                 seen.update(map(id, op.results))
 

@@ -32,6 +32,7 @@ from xdsl.dialects.builtin import (
     TensorType,
     TupleType,
     UnitAttr,
+    UnregisteredAttr,
 )
 from xdsl.ir import Attribute, TypeAttribute
 from xdsl.parser import Parser
@@ -57,6 +58,8 @@ INTEGERS: dict[str, Attribute] = {}
 the process."""
 STRINGS = re.compile(rf"//[^\n]*|({STRING})")
 """Matches comments, and strings in its first group."""
+WORD = re.compile(r"\s*((?:[A-Za-z_][\w$.]*)?)", re.ASCII)
+"""The name in an opaque attribute, `#dialect<name ...>`."""
 NUMBERS, HEX = re.compile(NUMBER, re.ASCII), re.compile(r"-?0x[0-9a-fA-F]+")
 SIGNS = {"i": Signedness.SIGNLESS, "si": Signedness.SIGNED, "ui": Signedness.UNSIGNED}
 
@@ -224,7 +227,8 @@ class LeafReductions:
         return UNKNOWN_LOC
 
     def file_loc(self, c: list[Token]) -> Attribute:
-        line, column = (IntAttr(decimal(t.value, t)) for t in c[1:])
+        """Return a place; the end of a range is dropped, for which xDSL has no attribute."""
+        line, column = (IntAttr(decimal(t.value, t)) for t in c[1:3])
         return FileLineColLoc(StringAttr(text_of(c[0])), line, column)
 
     def name_loc(self, c: list[Any]) -> Attribute:
@@ -242,9 +246,16 @@ class LeafReductions:
         return self.aliases.value(c[0].value, c[0])
 
     def dialect_attr(self, c: list[Token]) -> Attribute:
+        """Return the attribute of `#dialect.name<...>` or `#dialect<name ...>`. If it is not
+        registered, and need not be, it has its text."""
         t = c[0]
-        name, angle, rest = t.value[1:].partition("<")
-        is_type = t.value[0] == "!"
+        name, angle, body = t.value[1:].partition("<")
+        body = body[:-1]
+        is_type, is_opaque, at = t.value[0] == "!", "." not in name, t.start + len(name) + 2
+        if is_opaque:
+            m = WORD.match(body)
+            assert m is not None
+            name, body, at = f"{name}.{m[1]}", body[m.end() :], at + m.end()
         base: type[Attribute] | None = (
             self.ctx.get_optional_type(name) if is_type else self.ctx.get_optional_attr(name)
         )
@@ -261,11 +272,15 @@ class LeafReductions:
             raise LeafError(
                 t.start, end, f"expected a registered {what}, got {t.value[0]}{name}{hint}"
             )
+        if issubclass(base, UnregisteredAttr):
+            return base(name, is_type, is_opaque, body)
+        if is_opaque:
+            text = f"{t.value[0]}{name}{body}"
+            return self.dialect_attr([Token(text, at - len(text) + len(body), t.end)])
         if issubclass(base, TextAttr):
-            start = t.start + len(name) + 2
             if not angle:
                 raise LeafError(t.end, t.end + 1, f"expected '<' after #{name}, got none")
-            return located(start, t.end, lambda: base.read(rest[:-1]))
+            return located(at, t.end, lambda: base.read(body))
         return self.by_xdsl(t.value, t)
 
     def opaque(self, c: list[Token]) -> Attribute:

@@ -29,7 +29,7 @@ START = {
 }  # fmt: skip
 """The rule of leaves.lark for each kind of leaf token."""
 
-DIALECT = r"[A-Za-z_$][\w$-]*\.[\w.$-]+"
+DIALECT = r"[A-Za-z_$][\w$-]*"
 BY_XDSL = "affine_map|affine_set|array|strided|opaque"
 """Builtin attributes that xDSL's parser reads."""
 
@@ -41,8 +41,8 @@ TERMINALS = lark_regexes(
         "FLOAT.2": r"-?\d+\.\d*(?:[eE][-+]?\d+)?",
         "INT.1": r"-?\d+",
         "DIM.2": r"(?:\d+|\?)x",
-        "DIALECT_ATTR": rf"#{DIALECT}(?:{ANGLES})?",
-        "DIALECT_TYPE": rf"!{DIALECT}(?:{ANGLES})?",
+        "DIALECT_ATTR": rf"#{DIALECT}(?:\.[\w.$-]+(?:{ANGLES})?|{ANGLES})",
+        "DIALECT_TYPE": rf"!{DIALECT}(?:\.[\w.$-]+(?:{ANGLES})?|{ANGLES})",
         "HASH_ALIAS": r"#[A-Za-z_$][\w$-]*(?![\w.$<-])",
         "BANG_ALIAS": r"![A-Za-z_$][\w$-]*(?![\w.$<-])",
         "OPAQUE_ATTR.3": rf"(?:{BY_XDSL}){ANGLES}",

@@ -229,7 +229,7 @@ def check_call(op: CallOp) -> None:
     """Verify a call, with a faster lookup of the callee than xDSL's. Raises VerifyException."""
     CALL.verify(op)
     name, module = op.callee.string_value(), op.parent_op()
-    while module is not None and not module.has_trait(SymbolTable):
+    while module is not None and not module.has_trait(SymbolTable, value_if_unregistered=False):
         module = module.parent_op()
     callee = None if module is None else find_symbol(module, FuncOp, name)
     if callee is None:

@@ -153,7 +153,7 @@ def test_refusals_have_lines_and_reasons() -> None:
         (lambda x: shardir.from_jax(abs, x, in_shardings=(P("d"), P()), mesh="d = 2"), "of 1 arg"),
         (lambda x: shardir.from_jax(abs, x, in_shardings=(P("d", "d", "d"),), mesh="d = 2"), "x"),
         (lambda x: shardir.from_jax(abs, x, in_shardings=(P("d"),)), "expected a mesh"),
-        (lambda x: shardir.from_stablehlo("module {"), "expected a module of StableHLO"),
+        (lambda x: shardir.from_stablehlo("module {\nsdy.x"), "expected a module of StableHLO"),
         (lambda x: shardir.from_stablehlo(3), "expected text or a module of jaxlib"),
         (lambda x: shardir.from_jax(jax.jit(lambda x: x.sum(), donate_argnums=0), x, mesh="d = 2"),
          "expected a result with the structure of the donated argument 0"),

@@ -12,6 +12,8 @@ from xdsl.dialects.builtin import LocationAttr
 from shardir.build.function import PACKAGE, file_line
 from shardir.diagnostics import ShardirError
 from shardir.frontends.stablehlo.form import (
+    FIELDS,
+    WORDS,
     HloBlock,
     HloFunction,
     HloOp,
@@ -19,35 +21,15 @@ from shardir.frontends.stablehlo.form import (
     HloType,
     HloValue,
 )
+from shardir.frontends.stablehlo.generic import read_numbers
 
-FIELDS: Mapping[Any, tuple[str, ...]] = {
-    stablehlo.DotDimensionNumbers: (
-        "lhs_batching_dimensions", "rhs_batching_dimensions", "lhs_contracting_dimensions",
-        "rhs_contracting_dimensions",
-    ),
-    stablehlo.GatherDimensionNumbers: (
-        "offset_dims", "collapsed_slice_dims", "operand_batching_dims",
-        "start_indices_batching_dims", "start_index_map", "index_vector_dim",
-    ),
-    stablehlo.ScatterDimensionNumbers: (
-        "update_window_dims", "inserted_window_dims", "input_batching_dims",
-        "scatter_indices_batching_dims", "scattered_dims_to_operand_dims", "index_vector_dim",
-    ),
-    stablehlo.ConvDimensionNumbers: (
-        "input_batch_dimension", "input_feature_dimension", "input_spatial_dimensions",
-        "kernel_input_feature_dimension", "kernel_output_feature_dimension",
-        "kernel_spatial_dimensions", "output_batch_dimension", "output_feature_dimension",
-        "output_spatial_dimensions",
-    ),
-}  # fmt: skip
-"""The fields of StableHLO's attributes."""
+DIMENSIONS: Mapping[Any, tuple[str, ...]] = {
+    getattr(stablehlo, f"{name.capitalize()}DimensionNumbers"): fields
+    for name, fields in FIELDS.items()
+}
+"""The fields of each class of StableHLO's attributes."""
 
-WORDS = (
-    stablehlo.ComparisonDirectionAttr, stablehlo.ComparisonTypeAttr, stablehlo.PrecisionAttr,
-    stablehlo.RngAlgorithmAttr, stablehlo.RngDistributionAttr, stablehlo.FftTypeAttr,
-    stablehlo.TransposeAttr,
-)  # fmt: skip
-"""StableHLO's enumerations."""
+ENUMERATIONS = tuple(getattr(stablehlo, f"{name.title().replace('_', '')}Attr") for name in WORDS)
 
 ARRAYS = (
     ir.DenseI64ArrayAttr, ir.DenseI32ArrayAttr, ir.DenseI16ArrayAttr, ir.DenseI8ArrayAttr,
@@ -125,7 +107,13 @@ class _ModuleReader:
 
 
 def _attributes(op: ir.Operation) -> dict[str, Any]:
-    return {name: _attribute(op.attributes[name]) for name in op.attributes}
+    attributes: dict[str, Any] = {}
+    for name in op.attributes:
+        try:
+            attributes[name] = _attribute(op.attributes[name])
+        except TypeError:  # of complex numbers, which jaxlib has no class for
+            attributes[name] = None
+    return attributes
 
 
 def _attribute(attr: Any) -> Any:
@@ -133,26 +121,26 @@ def _attribute(attr: Any) -> Any:
     reader = READERS.get(type(attr))
     if reader is not None:
         return reader(attr)
-    for kind, fields in FIELDS.items():
+    for kind, fields in DIMENSIONS.items():
         if kind.isinstance(attr):
             read = kind(attr)
             values = {name: getattr(read, name) for name in fields}
             return {n: v if isinstance(v, int) else tuple(v) for n, v in values.items()}
-    for word in WORDS:
+    for word in ENUMERATIONS:
         if word.isinstance(attr):
             return word(attr).value
     return str(attr)
 
 
 def _numbers(attr: Any) -> Any:
-    """Return the numbers of a dense attribute as an array; its text if it can't be read."""
+    """Return the numbers of a dense attribute as an array. The bindings do not read bf16."""
     shape = tuple(attr.type.shape)
     try:
         if attr.is_splat:
             return np.full(shape, attr.get_splat_value().value)
         return np.array(attr)
     except TypeError:
-        return str(attr)
+        return read_numbers(str(attr))
 
 
 READERS: Mapping[Any, Callable[[Any], Any]] = {

@@ -11,6 +11,34 @@ from typing import Any
 
 from xdsl.dialects.builtin import LocationAttr
 
+FIELDS: Mapping[str, tuple[str, ...]] = {
+    "dot": (
+        "lhs_batching_dimensions", "rhs_batching_dimensions", "lhs_contracting_dimensions",
+        "rhs_contracting_dimensions",
+    ),
+    "gather": (
+        "offset_dims", "collapsed_slice_dims", "operand_batching_dims",
+        "start_indices_batching_dims", "start_index_map", "index_vector_dim",
+    ),
+    "scatter": (
+        "update_window_dims", "inserted_window_dims", "input_batching_dims",
+        "scatter_indices_batching_dims", "scattered_dims_to_operand_dims", "index_vector_dim",
+    ),
+    "conv": (
+        "input_batch_dimension", "input_feature_dimension", "input_spatial_dimensions",
+        "kernel_input_feature_dimension", "kernel_output_feature_dimension",
+        "kernel_spatial_dimensions", "output_batch_dimension", "output_feature_dimension",
+        "output_spatial_dimensions",
+    ),
+}  # fmt: skip
+"""The fields of StableHLO's attributes, `#stablehlo.dot<...>`: numbers, or tuples of numbers."""
+
+WORDS = (
+    "comparison_direction", "comparison_type", "precision", "rng_algorithm", "rng_distribution",
+    "fft_type", "transpose",
+)  # fmt: skip
+"""StableHLO's enumerations, `#stablehlo<precision DEFAULT>`."""
+
 
 @dataclass(frozen=True)
 class HloType:
@@ -79,6 +107,8 @@ class HloProgram:
     others: list[HloOp] = field(default_factory=list)
     """Ops at the top level that are neither functions nor meshes."""
     attributes: Mapping[str, Any] = field(default_factory=dict)
+    is_verified: bool = True
+    """Whether each op was compared with its definition."""
 
 
 def expression(block: HloBlock, value: HloValue | None = None) -> str:
