@@ -115,7 +115,7 @@ def read_text(text: str, name: str = "<stablehlo>") -> HloProgram:
     if (error := pretty_op(source)) is not None:
         raise ParseErrors([error])
     module = _parser().parse_source(source)
-    return _ModuleReader(source).read(module)
+    return _TextReader(source).read(module)
 
 
 def read_numbers(text: str) -> np.ndarray | None:
@@ -128,7 +128,7 @@ def read_numbers(text: str) -> np.ndarray | None:
     return _numbers(attr) if isinstance(attr, DenseIntOrFPElementsAttr) else None
 
 
-class _ModuleReader:
+class _TextReader:
     def __init__(self, source: Source):
         self.source = source
         self.errors: list[Diagnostic] = []
