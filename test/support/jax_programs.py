@@ -34,6 +34,16 @@ class Draw:
         return jnp.asarray(self.random.integers(0, high, shape), jnp.int32)
 
 
+def dropped(key: Any, x: Any) -> Any:
+    keep = jax.random.bernoulli(key, jnp.float32(0.9), x.shape)
+    return jnp.where(keep, x / 0.9, 0.0)
+
+
+def cross_entropy(logits: Any, labels: Any) -> Any:
+    log_p = jax.nn.log_softmax(logits, -1)
+    return -jnp.mean(jnp.take_along_axis(log_p, labels[..., None], -1))
+
+
 def adam(params: Any, grads: Any, state: Any) -> tuple[Any, Any]:
     m, v, t = state
     m = jax.tree.map(lambda m, g: 0.9 * m + 0.1 * g, m, grads)
@@ -57,22 +67,21 @@ def adam_layouts(layouts: Any) -> Any:
 
 @program
 def mlp() -> Program:
-    """Two layers, cross entropy and a step of Adam."""
+    """Two layers with dropout, cross entropy and a step of Adam."""
     n = Draw()
     params = {"w1": n(16, 32), "b1": n(32), "w2": n(32, 8)}
     layouts = {"w1": P(None, "tp"), "b1": P("tp"), "w2": P("tp", None)}
 
-    def loss(p: Any, x: Any, y: Any) -> Any:
-        h = jax.nn.relu(x @ p["w1"] + p["b1"])
-        log_p = jax.nn.log_softmax(h @ p["w2"])
-        return -jnp.mean(jnp.take_along_axis(log_p, y[:, None], 1))
+    def loss(p: Any, x: Any, y: Any, key: Any) -> Any:
+        h = dropped(key, jax.nn.relu(x @ p["w1"] + p["b1"]))
+        return cross_entropy(h @ p["w2"], y)
 
-    def step(p: Any, state: Any, x: Any, y: Any) -> Any:
-        value, grads = jax.value_and_grad(loss)(p, x, y)
+    def step(p: Any, state: Any, x: Any, y: Any, key: Any) -> Any:
+        value, grads = jax.value_and_grad(loss)(p, x, y, key)
         return value, *adam(p, grads, state)
 
-    args = params, adam_state(params), n(8, 16), n.below(8, 8)
-    return step, args, (layouts, adam_layouts(layouts), P("dp"), P("dp"))
+    args = params, adam_state(params), n(8, 16), n.below(8, 8), jax.random.PRNGKey(3)
+    return step, args, (layouts, adam_layouts(layouts), P("dp"), P("dp"), None)
 
 
 def rms(x: Any, g: Any) -> Any:
@@ -110,26 +119,66 @@ GPT_LAYOUTS = {
 }  # fmt: skip
 
 
-def gpt_loss(p: Any, ids: Any, labels: Any) -> Any:
+def gpt_loss(p: Any, ids: Any, labels: Any, key: Any) -> Any:
     x = p["emb"][ids]
-    for layer in p["layers"]:
-        x = block(x, layer)
-    log_p = jax.nn.log_softmax(rms(x, p["g"]) @ p["emb"].T, -1)
-    return -jnp.mean(jnp.take_along_axis(log_p, labels[..., None], -1))
+    for layer, own in zip(p["layers"], jax.random.split(key, 2), strict=True):
+        x = dropped(own, block(x, layer))
+    return cross_entropy(rms(x, p["g"]) @ p["emb"].T, labels)
 
 
 @program
 def gpt() -> Program:
-    """A transformer with a tied embedding, and a step of Adam."""
+    """A transformer with a tied embedding and dropout, and a step of Adam."""
     n = Draw()
     params = gpt_params(n)
 
-    def step(p: Any, state: Any, ids: Any, labels: Any) -> Any:
-        value, grads = jax.value_and_grad(gpt_loss)(p, ids, labels)
+    def step(p: Any, state: Any, ids: Any, labels: Any, key: Any) -> Any:
+        value, grads = jax.value_and_grad(gpt_loss)(p, ids, labels, key)
         return value, *adam(p, grads, state)
 
-    args = params, adam_state(params), n.below(V, B, T), n.below(V, B, T)
-    return step, args, (GPT_LAYOUTS, adam_layouts(GPT_LAYOUTS), P("dp"), P("dp"))
+    ids, labels = n.below(V, B, T), n.below(V, B, T)
+    args = params, adam_state(params), ids, labels, jax.random.PRNGKey(3)
+    return step, args, (GPT_LAYOUTS, adam_layouts(GPT_LAYOUTS), P("dp"), P("dp"), None)
+
+
+@program
+def remat() -> Program:
+    """The same layers with jax.checkpoint, which retains the results of products."""
+    n = Draw()
+
+    def loss(p: Any, ids: Any, labels: Any) -> Any:
+        policy = jax.checkpoint_policies.dots_with_no_batch_dims_saveable
+        x = p["emb"][ids]
+        for layer in p["layers"]:
+            x = jax.checkpoint(block, policy=policy)(x, layer)
+        return cross_entropy(rms(x, p["g"]) @ p["emb"].T, labels)
+
+    args = gpt_params(n), n.below(V, B, T), n.below(V, B, T)
+    return jax.value_and_grad(loss), args, (GPT_LAYOUTS, P("dp"), P("dp"))
+
+
+@program
+def mixed() -> Program:
+    """A transformer in bf16, whose parameters and step are in f32."""
+    n = Draw()
+
+    def half(x: Any) -> Any:
+        return x.astype(jnp.bfloat16)
+
+    def loss(p: Any, ids: Any, labels: Any) -> Any:
+        low = jax.tree.map(half, p)
+        x = low["emb"][ids]
+        for layer in low["layers"]:
+            x = block(x, layer)
+        logits = rms(x, low["g"]) @ low["emb"].T
+        return cross_entropy(logits.astype(jnp.float32), labels)
+
+    def step(p: Any, ids: Any, labels: Any) -> Any:
+        value, grads = jax.value_and_grad(loss)(p, ids, labels)
+        return value, jax.tree.map(lambda p, g: p - 0.1 * g, p, grads)
+
+    params = jax.tree.map(lambda x: x.astype(jnp.float32), gpt_params(n))
+    return step, (params, n.below(V, B, T), n.below(V, B, T)), (GPT_LAYOUTS, P("dp"), P("dp"))
 
 
 @program
@@ -137,7 +186,7 @@ def scan() -> Program:
     """Layers of a transformer by scan, each with jax.checkpoint."""
     n = Draw()
     p = gpt_params(n)
-    p["layers"] = jax.tree.map(lambda *a: jnp.stack(a), *p["layers"])
+    p["layers"] = jax.tree.map(lambda *a: jnp.stack([*a, *a]), *p["layers"])
     layouts = {
         **GPT_LAYOUTS,
         "layers": {k: P(None, *s) for k, s in GPT_LAYOUTS["layers"][0].items()},
@@ -146,8 +195,7 @@ def scan() -> Program:
     def loss(p: Any, ids: Any, labels: Any) -> Any:
         layer = jax.checkpoint(lambda x, layer: (block(x, layer), None))
         x, _ = lax.scan(layer, p["emb"][ids], p["layers"])
-        log_p = jax.nn.log_softmax(rms(x, p["g"]) @ p["emb"].T, -1)
-        return -jnp.mean(jnp.take_along_axis(log_p, labels[..., None], -1))
+        return cross_entropy(rms(x, p["g"]) @ p["emb"].T, labels)
 
     args = p, n.below(V, B, T), n.below(V, B, T)
     return jax.value_and_grad(loss), args, (layouts, P("dp"), P("dp"))
@@ -178,7 +226,7 @@ def layer_norm(x: Any, g: Any, b: Any) -> Any:
 
 @program
 def vit() -> Program:
-    """The forward part of a vision transformer: patches, a class token, layer norms."""
+    """A vision transformer: patches, a class token, layer norms, dropout, and a step of Adam."""
     n = Draw()
     p = {
         "patch": n(48, D), "pos": n(1, 17, D), "cls": n(1, 1, D), "head": n(D, 10),
@@ -186,7 +234,7 @@ def vit() -> Program:
         "w1": n(D, F), "c1": n(F), "w2": n(F, D), "c2": n(D),
     }  # fmt: skip
 
-    def forward(p: Any, images: Any) -> Any:
+    def loss(p: Any, images: Any, labels: Any, key: Any) -> Any:
         b = images.shape[0]
         x = images.reshape(b, 4, 4, 4, 4, 3).transpose(0, 1, 3, 2, 4, 5).reshape(b, 16, 48)
         x = jnp.concatenate([jnp.broadcast_to(p["cls"], (b, 1, D)), x @ p["patch"]], 1) + p["pos"]
@@ -195,12 +243,18 @@ def vit() -> Program:
             for u in jnp.split(layer_norm(x, p["g1"], p["b1"]) @ p["qkv"], 3, -1)
         )
         a = jax.nn.softmax(q @ k.swapaxes(-1, -2) / 2, -1) @ v
-        x = x + a.transpose(0, 2, 1, 3).reshape(b, 17, D) @ p["o"]
+        x = x + dropped(key, a.transpose(0, 2, 1, 3).reshape(b, 17, D) @ p["o"])
         h = jax.nn.gelu(layer_norm(x, p["g2"], p["b2"]) @ p["w1"] + p["c1"], approximate=False)
-        return (x + h @ p["w2"] + p["c2"])[:, 0] @ p["head"]
+        return cross_entropy((x + h @ p["w2"] + p["c2"])[:, 0] @ p["head"], labels)
+
+    def step(p: Any, state: Any, images: Any, labels: Any, key: Any) -> Any:
+        value, grads = jax.value_and_grad(loss)(p, images, labels, key)
+        return value, *adam(p, grads, state)
 
     split = {"w1": P(None, "tp"), "c1": P("tp"), "w2": P("tp")}
-    return forward, (p, n(4, 16, 16, 3)), ({k: split.get(k, P()) for k in p}, P("dp"))
+    layouts = {k: split.get(k, P()) for k in p}
+    args = p, adam_state(p), n(4, 16, 16, 3), n.below(10, 4), jax.random.PRNGKey(3)
+    return step, args, (layouts, adam_layouts(layouts), P("dp"), P("dp"), None)
 
 
 @program
@@ -227,6 +281,49 @@ def resnet() -> Program:
     split = {"w2": P(None, None, None, "tp"), "w3": P(None, None, None, "tp"), "head": P("tp")}
     layouts = {k: split.get(k, P()) for k in p}, P("dp")
     return jax.value_and_grad(loss), (p, n(2, 16, 16, 3)), layouts
+
+
+@program
+def unet() -> Program:
+    """A block of a diffusion model: group norms, the embedding of a time, attention between a
+    convolution down and one up, a skip connection; the noise is predicted, with gradients."""
+    n = Draw()
+    p = {
+        "in": n(3, 3, 3, 8), "time": n(8, 8), "c1": n(3, 3, 8, 8), "down": n(3, 3, 8, 16),
+        "qkv": n(16, 48), "o": n(16, 16), "up": n(3, 3, 16, 8), "out": n(3, 3, 16, 3),
+        "g1": jnp.ones(8), "g2": jnp.ones(16),
+    }  # fmt: skip
+
+    def conv(x: Any, w: Any, s: int = 1) -> Any:
+        order = ("NHWC", "HWIO", "NHWC")
+        return lax.conv_general_dilated(x, w, (s, s), "SAME", dimension_numbers=order)
+
+    def group_norm(x: Any, g: Any) -> Any:
+        b, h, w, c = x.shape
+        x = x.reshape(b, h, w, 4, c // 4)
+        mean, var = x.mean((1, 2, 4), keepdims=True), x.var((1, 2, 4), keepdims=True)
+        return ((x - mean) * lax.rsqrt(var + 1e-5)).reshape(b, h, w, c) * g
+
+    def loss(p: Any, x: Any, noise: Any, time: Any) -> Any:
+        angle = time[:, None] * jnp.exp(-jnp.arange(4.0))
+        embedded = jnp.concatenate([jnp.sin(angle), jnp.cos(angle)], -1) @ p["time"]
+        level = jnp.exp(-time)[:, None, None, None]
+        h = conv(x * level + noise * jnp.sqrt(1 - level**2), p["in"])
+        h = h + conv(jax.nn.silu(group_norm(h, p["g1"]) + embedded[:, None, None]), p["c1"])
+        low = conv(h, p["down"], 2)
+        b, s, c = low.shape[0], low.shape[1], low.shape[3]
+        tokens = group_norm(low, p["g2"]).reshape(b, s * s, c)
+        q, k, v = jnp.split(tokens @ p["qkv"], 3, -1)
+        weights = jax.nn.softmax(jnp.einsum("bqc,bkc->bqk", q, k) / 4, -1)
+        low = low + ((weights @ v) @ p["o"]).reshape(low.shape)
+        up = conv(jax.image.resize(low, (b, 2 * s, 2 * s, c), "nearest"), p["up"])
+        predicted = conv(jnp.concatenate([h, up], -1), p["out"])
+        return jnp.mean((predicted - noise) ** 2)
+
+    split = {"down": P(None, None, None, "tp"), "qkv": P("tp"), "up": P(None, None, "tp")}
+    args = p, n(2, 8, 8, 3), n(2, 8, 8, 3), jnp.abs(n(2)) + 0.1
+    return jax.value_and_grad(loss), args, (
+        {k: split.get(k, P()) for k in p}, P("dp"), P("dp"), P("dp"))  # fmt: skip
 
 
 @program
@@ -299,6 +396,7 @@ def flash() -> Program:
 
 @program
 def lora() -> Program:
+    """A low-rank adapter of a frozen matrix, with gradients."""
     n = Draw()
 
     def loss(p: Any, w: Any, x: Any) -> Any:
@@ -306,6 +404,54 @@ def lora() -> Program:
 
     args = {"a": n(D, 2), "b": n(2, D)}, n(D, D), n(4, D)
     return jax.value_and_grad(loss), args, (P(), P(None, "tp"), P("dp"))
+
+
+@program
+def sampling() -> Program:
+    """Three tokens of a recurrent model, each drawn from the five most likely of a split
+    vocabulary."""
+    n = Draw()
+
+    def generate(p: Any, first: Any, key: Any) -> Any:
+        def draw(carry: Any, key: Any) -> Any:
+            h, ids = carry
+            h = jnp.tanh(h @ p["wh"] + p["emb"][ids])
+            best, chosen = lax.top_k(h @ p["head"], 5)
+            drawn = jax.random.categorical(key, (best / 0.7).astype(jnp.float32))
+            ids = jnp.take_along_axis(chosen, drawn[:, None], 1)[:, 0]
+            return (h, ids), ids
+
+        start = jnp.zeros((first.shape[0], D)), first
+        return lax.scan(draw, start, jax.random.split(key, 3))[1]
+
+    p = {"emb": n(V, D), "wh": n(D, D), "head": n(D, V) * 3}
+    layouts = {"emb": P(), "wh": P(), "head": P(None, "tp")}
+    return generate, (p, n.below(V, 4), jax.random.PRNGKey(5)), (layouts, P("dp"), None)
+
+
+@program
+def signal() -> Program:
+    """Spectra without a Fourier transform: a filter, frames, a window, products with cosines and
+    sines, bands, and a recursive mean over time."""
+    n = Draw()
+
+    def features(taps: Any, bands: Any, x: Any) -> Any:
+        y = lax.conv_general_dilated(x[:, None], taps[None, None], (1,), ((3, 3),))[:, 0]
+        frames = y[:, jnp.arange(7)[:, None] * 8 + jnp.arange(16)]
+        t = jnp.arange(16.0)
+        angle = 2 * jnp.pi * t[:, None] * jnp.arange(9.0) / 16
+        frames = frames * (0.5 - 0.5 * jnp.cos(2 * jnp.pi * t / 16))
+        power = (frames @ jnp.cos(angle)) ** 2 + (frames @ jnp.sin(angle)) ** 2
+        energy = jnp.log(power @ jnp.abs(bands) + 1e-3)
+
+        def combine(a: Any, b: Any) -> Any:
+            return a[0] * b[0], a[1] * b[0] + b[1]
+
+        decay = jnp.full_like(energy, 0.8)
+        smooth = lax.associative_scan(combine, (decay, 0.2 * energy), axis=1)[1]
+        return smooth, energy - jnp.roll(energy, 1, 1), jnp.sum(y**2, -1)
+
+    return features, (n(7), n(9, 4), n(4, 64)), (P(), P(None, "tp"), P("dp"))
 
 
 @program
@@ -333,15 +479,15 @@ def dropout() -> Program:
 
 @program
 def vmapped() -> Program:
-    def f(w: Any, x: Any, i: Any) -> Any:
-        return jnp.tanh(w @ x)[i], x[i], x.at[i].set(0.0)
-
+    """Reads and writes of each of a batch, and the gradients of each example."""
     n = Draw()
-    return (
-        jax.vmap(f, (0, None, 0)),
-        (n(4, 4, 4), n(4), jnp.array([0, 2, 1, 3])),
-        (P("dp"), None, P("dp")),
-    )
+
+    def f(w: Any, x: Any, i: Any) -> Any:
+        grads = jax.grad(lambda w: jnp.tanh(w @ x)[i])(w)
+        return grads, x[i], x.at[i].set(0.0), w.at[:, i].set(x), w.at[i, i - 2].set(1.0)
+
+    args = n(4, 4, 4), n(4), jnp.array([0, 2, 1, 9])
+    return jax.vmap(f, (0, None, 0), (0, 0, 0, 1, 0)), args, (P("dp"), P(), P("dp"))
 
 
 @program

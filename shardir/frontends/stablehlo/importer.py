@@ -17,6 +17,7 @@ from shardir.build import Module, Value
 from shardir.compat.xdsl import set_type
 from shardir.diagnostics import ShardirError
 from shardir.dialects import dist
+from shardir.dialects.blocks import ops_of
 from shardir.dialects.dist import LayoutAttr, ShardingAttr
 from shardir.dialects.locations import file_location
 from shardir.dialects.text import word
@@ -31,6 +32,10 @@ from shardir.frontends.stablehlo.form import (
 from shardir.frontends.stablehlo.ops import TABLE
 from shardir.frontends.stablehlo.translation import OpTranslation, Refused, ValueFacts
 from shardir.frontends.stablehlo.types import DTYPES
+from shardir.syntax.source import warn
+
+MANY_OPS = 20_000
+"""The ops of a program with loops from which a warning says why there are so many."""
 
 CONSTRAINT, SHARDING = "sdy.sharding_constraint", "sdy.sharding"
 
@@ -116,7 +121,19 @@ class HloImporter:
                 returned.append(value)
         self.function.returns(*returned)
         self._erase_unused()
+        self._warn_of_loops()
         return self.function
+
+    def _warn_of_loops(self) -> None:
+        """Warn of the longest loop of a program that takes long to compile."""
+        count = len(ops_of(self.function.block))
+        if count > MANY_OPS and self.facts.runs:
+            location, runs = max(self.facts.runs.items(), key=lambda item: item[1])
+            warn(
+                None,
+                f"expected at most {MANY_OPS:,} ops, got {count:,}: a loop{self._place(location)} "
+                f"of {runs} runs is unrolled; compiling takes about a second for each 1,000 ops",
+            )
 
     def _raise(self) -> None:
         lines = [f"{op}{place}: {reason}" for op, place, reason in self.refusals]

@@ -11,6 +11,7 @@ from math import prod
 from typing import Any, NoReturn
 
 import numpy as np
+from xdsl.dialects.builtin import LocationAttr
 from xdsl.ir import SSAValue
 
 from shardir.algebra.layout import Shape
@@ -38,6 +39,12 @@ class ValueFacts:
     """Of a reshaped value, the value before."""
     pieces: dict[SSAValue, tuple[int, list[Value]]] = field(default_factory=dict)
     """Of a value that was written in parts, the dimension and its parts."""
+    runs: dict[LocationAttr | None, int] = field(default_factory=dict)
+    """The number of runs of each loop that was unrolled, by its line."""
+    invariant: set[SSAValue] = field(default_factory=set)
+    """What loops carry unchanged."""
+    splits: dict[tuple[SSAValue, int, int], Sequence[Value]] = field(default_factory=dict)
+    """Of a value that a loop reads in turn, its pieces: by the dimension and their size."""
     bounds: dict[SSAValue, tuple[int, int] | None] = field(default_factory=dict)
     """Of integers, the least and the greatest that they may be."""
 

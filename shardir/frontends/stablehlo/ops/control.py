@@ -1,5 +1,6 @@
 """Calls, loops and branches: all are inlined. A loop is unrolled; the torch backend writes equal
-blocks of ops as a loop again (`outline-blocks`)."""
+blocks of ops as a loop again (`outline-blocks`). So the layouts and collectives of its first and
+last run may be their own."""
 
 from collections.abc import Sequence
 
@@ -17,12 +18,17 @@ def _call(t: OpTranslation, *operands: Value) -> Sequence[Value]:
 
 def _while(t: OpTranslation, *carried: Value) -> Sequence[Value]:
     condition, body = t.op.regions
-    for _ in range(MAX_RUNS):
+    for value, before, after in zip(carried, body.arguments, body.results, strict=True):
+        if before is after:
+            t.facts.invariant.add(value.ssa)
+    for runs in range(MAX_RUNS):
         (goes_on,) = t.run(condition, carried)
         number = t.number(goes_on)
         if number is None:
             t.refuse("a loop whose number of runs depends on values; use lax.scan or fori_loop")
         if not number:
+            place = t.op.location
+            t.facts.runs[place] = max(runs, t.facts.runs.get(place, 0))
             return carried
         carried = tuple(t.run(body, carried))
     t.refuse(f"a loop of more than {MAX_RUNS} runs")

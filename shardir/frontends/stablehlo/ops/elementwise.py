@@ -147,7 +147,9 @@ def _convert(t: OpTranslation, x: Value) -> Value:
         return nn.compare(x, t.constant(0, DTYPES[source]), how="ne")
     if source == "ui64" and is_float(target) and not _is_small(t, x):
         t.refuse("64-bit unsigned integers that may be 2^53 or more, as floats")
-    out = x if x.dtype == t.dtype else x.to(t.dtype)
+    out = x
+    if x.dtype != t.dtype:
+        (out,) = t.function.op(ops.ConvertOp, [x], dtype=t.dtype)
     is_within = source in ("i1", target) or (target == "ui32" and source in ("ui8", "ui16"))
     return out if is_within else wrap(out, target)
 

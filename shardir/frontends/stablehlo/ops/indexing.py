@@ -212,7 +212,8 @@ def read_part(t: OpTranslation, x: Value, dim: int, start: Value, size: int) -> 
 
 
 def _known_part(t: OpTranslation, x: Value, dim: int, first: int, size: int) -> Value:
-    """Return a part at a known index: of a value that was written in parts, the same part."""
+    """Return a part at a known index: of a value that was written in parts, the same part. What a
+    loop reads in turn, such as stacked weights, is split once."""
     at, parts = t.facts.pieces.get(x.ssa, (None, []))
     if at == dim:
         start = 0
@@ -220,6 +221,12 @@ def _known_part(t: OpTranslation, x: Value, dim: int, first: int, size: int) -> 
             if start == first and part.shape[dim] == size:
                 return part
             start += part.shape[dim]
+    n = x.shape[dim]
+    if x.ssa in t.facts.invariant and n % size == first % size == 0:
+        key = x.ssa, dim, size
+        if key not in t.facts.splits:
+            t.facts.splits[key] = nn.split(x, sizes=(size,) * (n // size), axis=dim)
+        return t.facts.splits[key][first // size]
     return t.part(x, dim, first, size)
 
 

@@ -41,6 +41,9 @@ def _scatter(t: OpTranslation, *operands: Value) -> Value:
     for d, n in enumerate(x.shape):
         if d not in starts and d not in batching and sizes[d] < n:
             starts[d] = t.filled(0, batch_shape, ids.dtype)
+    is_one_each = len(batch) == len(batch_shape) > 0 and all(sizes[d] == 1 for d in starts)
+    if kind == "set" and is_one_each:
+        return _set_one_each(t, x, dict(zip(batching, batch, strict=True)), starts, updates)
     inside = _inside(t, x, starts, sizes)
     columns = {
         d: clamped(t, c, x.shape[d] - sizes[d]) for d, c in starts.items()
@@ -149,6 +152,42 @@ def _set(
     if inside is not None:
         out = t.part(out, 0, 0, rows)
     return _back(t, out, of)
+
+
+def _set_one_each(
+    t: OpTranslation, x: Value, batch_of: dict[int, int], starts: dict[int, Value], updates: Value
+) -> Value:
+    """Replace one element, or one row, for each of a batch: where positions equal the index. So a
+    batch may be split, and an index outside of the operand equals no position.
+
+    Args:
+        batch_of: the batch dimension of the indices for each of the operand's.
+        starts: the indices in each indexed dimension of the operand.
+    """
+    numbers = t["scatter_dimension_numbers"]
+    windows = numbers["update_window_dims"]
+    scattered = [d for d in range(len(updates.shape)) if d not in windows]
+    inserted = numbers["inserted_window_dims"]
+    of_window = dict(
+        zip((d for d in range(len(x.shape)) if d not in (*inserted, *batch_of)), windows,
+            strict=True)
+    )  # fmt: skip
+    perm = [scattered[batch_of[d]] if d in batch_of else of_window[d]
+            for d in range(len(x.shape)) if d not in inserted]  # fmt: skip
+    new = t.reshape(
+        t.transpose(updates, perm), tuple(1 if d in starts else n for d, n in enumerate(x.shape))
+    )
+    to_operand = [batch_of[d] for d in sorted(batch_of)]
+    mask: Value | None = None
+    for d, column in starts.items():
+        shape = tuple(n if d in batch_of else 1 for d, n in enumerate(x.shape))
+        position = t.reshape(
+            t.iota((x.shape[d],), 0, column.dtype),
+            tuple(n if k == d else 1 for k, n in enumerate(x.shape)),
+        )
+        is_here = nn.compare(position, t.reshape(t.transpose(column, to_operand), shape), how="eq")
+        mask = is_here if mask is None else nn.and_(mask, is_here)
+    return new if mask is None else t.spread(nn.select(mask, new, x), x.shape)
 
 
 TABLE: dict[str, HloEntry] = {"stablehlo.scatter": _scatter}
