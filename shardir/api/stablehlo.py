@@ -12,6 +12,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from shardir.algebra.cluster import Cluster
+from shardir.algebra.garbage import no_gc
 from shardir.algebra.mesh import Mesh
 from shardir.api.compiled import Compiled, compile_module
 from shardir.api.devices import devices_of
@@ -188,9 +189,13 @@ def from_stablehlo(
 def import_text(text: str, name: str) -> Any:
     """Return the module of a text of StableHLO, before all passes; errors have the name of its
     file. Raises ShardirError."""
-    found = read(text, name)
-    start = _start(found, None, None, None, {})
-    return _imported(start, found, "main", None, {})
+    return import_program(read(text, name))
+
+
+def import_program(program: HloProgram) -> Any:
+    """Return the module of a program, before all passes. Raises ShardirError."""
+    start = _start(program, None, None, None, {})
+    return _imported(start, program, "main", None, {})
 
 
 def read(program: Any, name: str = "<stablehlo>") -> HloProgram:
@@ -276,7 +281,8 @@ def _imported(
                     f"and [{own}] of jax.jit; drop one"
                 )
             role.sharding = own
-    function = importer.run(name, roles, updates)
+    with no_gc():
+        function = importer.run(name, roles, updates)
     if updates:
         mark_step(function.func)
     return start.module.module
