@@ -47,19 +47,19 @@ lint: $(VENV)/ready
 	$(BIN)/pyrefly check --output-format min-text --python-interpreter-path $(BIN)/python
 
 test: lint $(DIGITS)  ## the checks of the source, then every test
-	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
+	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest --workers $(WORKERS)
 
 test-all:  ## the long forms of the tests: all pairs, all layouts, all types (docs/contribute/testing.md)
 	SHARDIR_TESTS=all $(MAKE) test
 
 test-gpu: $(VENV)/ready $(DIGITS)  ## test/run on the GPUs of this machine, with a .venv made by TORCH=torch
-	SHARDIR_TEST_DEVICE=cuda NVIDIA_TF32_OVERRIDE=0 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist worksteal test/run
+	SHARDIR_TEST_DEVICE=cuda NVIDIA_TF32_OVERRIDE=0 OMP_NUM_THREADS=1 $(BIN)/python -m pytest --workers $(JOBS) test/run
 
 mutants: $(VENV)/ready  ## plant errors, each of which the tests of its package must catch
 	$(BIN)/python test/mutants/run.py --jobs $(JOBS)
 
 programs: $(VENV)/ready  ## random programs of all ops, others each time
-	PROGRAMS=$(PROGRAMS) OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 test/passes/test_random_programs.py
+	PROGRAMS=$(PROGRAMS) OMP_NUM_THREADS=1 $(BIN)/python -m pytest --workers 2 test/passes/test_random_programs.py
 
 modules: $(VENV)/ready  ## random modules of torch, trained as torch does; SEED=7 for the same again
 	OMP_NUM_THREADS=1 $(BIN)/python test/modules.py --modules $(MODULES) --jobs $(JOBS) $(if $(SEED),--seed $(SEED))

@@ -12,9 +12,10 @@ from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
+from support import forked
 from support.cpu import Cpu
-from support.forked import LATE_SERVER
 from support.runlines import RunError, run, run_lines
+from support.workers import Workers
 
 from shardir.backend.torch.launch.forks import share_forks
 
@@ -35,12 +36,16 @@ what is new free it. A full one would traverse all tables, which are not freed."
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--cpu", action="store_true", help="print the CPU seconds of each file")
+    parser.addoption("--workers", type=int, default=0, help="run the tests in N processes")
 
 
 def pytest_configure(config: pytest.Config) -> None:
     gc.set_threshold(*COLLECTED)
     if config.getoption("--cpu"):
         config.pluginmanager.register(Cpu())
+    if (workers := config.getoption("--workers")) > 1:
+        config.pluginmanager.register(Workers(workers))
+        forked.servers()  # so that it imports torch during the collection
 
 
 def pytest_collection_finish() -> None:
@@ -95,5 +100,5 @@ def forked_ranks(request: pytest.FixtureRequest) -> Iterator[None]:
     if request.node.get_closest_marker("started_ranks") is not None:
         yield
         return
-    with share_forks(LATE_SERVER):
+    with share_forks(forked.LATE_SERVER):
         yield

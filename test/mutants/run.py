@@ -100,7 +100,7 @@ class Tree:
         (self.folder / FAILURES).unlink(missing_ok=True)
         variables = {"PYTHONPATH": str(self.folder), "OMP_NUM_THREADS": "1"}
         self.running = subprocess.Popen(
-            [sys.executable, "-m", "pytest", "-q", "-n", "0", "--tb=no", *arguments],
+            [sys.executable, "-m", "pytest", "-q", "--tb=no", *arguments],
             cwd=self.folder, env=os.environ | variables, text=True,
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
             start_new_session=True,

@@ -12,4 +12,4 @@ if __name__ == "__main__":
         del sys.modules[name]
     os.chdir(root)
     sys.path.insert(0, root)
-    sys.exit(pytest.main(["-q", "-n", "0", "-p", "no:cacheprovider", *arguments]))
+    sys.exit(pytest.main(["-q", "-p", "no:cacheprovider", *arguments]))

@@ -20,11 +20,11 @@ class Cpu:
     """Marks each report with what was spent since the last one, and prints the sums."""
 
     def __init__(self) -> None:
-        self.last = spent()
+        self.last = 0.0
         self.by_file: Counter[str] = Counter()
 
-    def pytest_collection_finish(self) -> None:
-        """Leave out the collection, which the first test of each process would otherwise have."""
+    def pytest_runtest_logstart(self) -> None:
+        """Begin with the first test of this process, which a worker has since its fork."""
         self.last = spent()
 
     @pytest.hookimpl(wrapper=True)

@@ -26,24 +26,58 @@ from support.extent import extent
 SECONDS = 60
 
 
+@cache
+def servers() -> tuple[socket.socket, "subprocess.Popen[bytes]"]:
+    """The process that forks the servers of this process and of those that it forks, and a socket
+    on which it receives their sockets. It imports torch while the caller goes on."""
+    ours, theirs = socket.socketpair()
+    with theirs:
+        process = subprocess.Popen(
+            [sys.executable, "-P", Path(__file__).parent / "rank_server.py", str(os.getpid()),
+             str(theirs.fileno())],
+            env={**os.environ, "OMP_NUM_THREADS": "1"}, pass_fds=[theirs.fileno()],
+            start_new_session=True,
+            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        )  # fmt: skip
+    return ours, process
+
+
 class Server(Forks):
     """The process that forks the ranks of this process' tests, whatever their programs."""
 
-    script = Path(__file__).parent / "rank_server.py"
-
     def __init__(self) -> None:
-        super().__init__(sys.executable, {**os.environ, "OMP_NUM_THREADS": "1"}, SECONDS)
+        super().__init__(sys.executable, {}, SECONDS)
         atexit.register(self.close)
+
+    def _server(self, other: socket.socket, environment: Mapping[str, str]) -> "ForkOfServers":
+        socket.send_fds(servers()[0], [b"."], [other.fileno()])
+        self._socket.settimeout(self.timeout)
+        return ForkOfServers(int(self._socket.recv(len(str(2**64)))))
 
     def import_runtime(self, folder: Path) -> None:
         pass
+
+
+class ForkOfServers:
+    """A process that ends when its socket is closed, as a `subprocess.Popen`."""
+
+    def __init__(self, pid: int):
+        self.pid = pid
+
+    def wait(self, timeout: float) -> None:
+        pass
+
+    def kill(self) -> None:
+        with suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGKILL)
 
 
 server = cache(Server)
 
 
 class LateServer:
-    """The server, which starts when a run looks at it."""
+    """The server, which starts when a run looks at it. No module of tests has it as a name of its
+    own, at which pytest would look."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(server(), name)

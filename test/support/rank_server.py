@@ -1,4 +1,5 @@
-"""The process that forks the ranks of all tests: fork_server.py, for more than one program.
+"""The process that forks the servers of all workers, which fork the ranks of their tests:
+fork_server.py, for more than one program.
 
 The runtime, of which each program has a copy, is imported once: a rank of a program with the same
 files begins with its modules. Any other copy is imported by its rank.
@@ -6,6 +7,8 @@ files begins with its modules. Any other copy is imported by its rank.
 
 import gc
 import importlib
+import os
+import signal
 import socket
 import sys
 from importlib import machinery
@@ -83,8 +86,9 @@ def import_compiler(script: Path) -> None:
         gc.freeze()  # so that no rank traverses, and thereby copies, what is imported here
 
 
-def serve(requests: socket.socket) -> None:
-    """Fork processes as fork_server.py does, with the modules that their scripts need."""
+def serve(sockets: socket.socket) -> None:
+    """For each socket received, fork a process that forks others as fork_server.py does, with the
+    modules that their scripts need."""
     modules, fork, run = import_runtime(), fork_server._fork, fork_server.run
 
     def fork_importing(request: dict[str, Any], files: list[int], requests: socket.socket) -> int:
@@ -97,7 +101,17 @@ def serve(requests: socket.socket) -> None:
 
     fork_server._fork, fork_server.run = fork_importing, run_with_runtime
     fork_server.prepare()
-    fork_server.serve(requests)
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # no process waits for the servers
+    parent = os.getpid()
+    while received := socket.recv_fds(sockets, 1, 1)[1]:
+        if os.fork() == 0:
+            fork_server.end_with(parent)
+            sockets.close()
+            requests = socket.socket(fileno=received[0])
+            requests.sendall(str(os.getpid()).encode())
+            fork_server.serve(requests)
+            os._exit(0)
+        os.close(received[0])
 
 
 if __name__ == "__main__":
