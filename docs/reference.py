@@ -24,7 +24,8 @@ from xdsl.irdl import IRDLOperation
 import shardir
 from shardir import pipelines
 from shardir.diagnostics.codes import SECTIONS
-from shardir.dialects import dist, nn, train
+from shardir.dialects import nn, train
+from shardir.dialects.dist.dialect import Dist
 from shardir.dialects.nn.base import TensorOp
 from shardir.frontends.torch.aten import TABLE
 from shardir.frontends.torch.decompose import decomposition
@@ -364,7 +365,7 @@ def _status(name: str) -> str:
 
 TABLES: dict[str, Callable[[], Iterator[str]]] = {
     "nn": lambda: op_sections(nn.Nn),
-    "dist": lambda: op_sections(dist.Dist),
+    "dist": lambda: op_sections(Dist),
     "train": lambda: op_sections(train.Train),
     "optimizers": tables.optimizers,
     "modes": tables.modes,

@@ -15,12 +15,14 @@ from dataclasses import dataclass
 from graphlib import CycleError, TopologicalSorter
 
 from xdsl.dialects.builtin import SymbolRefAttr
-from xdsl.dialects.func import CallOp, ReturnOp
-from xdsl.ir import Operation, SSAValue
+from xdsl.dialects.func import CallOp
+from xdsl.ir import Operation
 
 from shardir.diagnostics import Failure, Located, coded
 from shardir.dialects.blocks import of_kind
+from shardir.dialects.dist.manual import ManualOp
 from shardir.rewriting.bases import Function, FunctionPass, collect_errors
+from shardir.rewriting.copying import inline
 from shardir.rewriting.rewriter import erase
 
 MAX_OPS = 200_000
@@ -72,6 +74,7 @@ def _remaining_functions(functions: Sequence[Function]) -> list[Function]:
     if not functions:
         return []
     named = {name for op in functions[0].module.body.ops for name in _named_functions(op)}
+    named.update(op.callee.string_value() for f in functions for op in of_kind(f.ops, ManualOp))
     return [
         f
         for f in functions
@@ -132,19 +135,9 @@ def _find_cycle(name: str, path: tuple[str, ...], callees: Callees) -> tuple[str
 def _inline(call: CallOp, callee: Function) -> Operation | None:
     """Replace a call by the ops of a function; return the first of them, or the op after the
     call."""
-    block = call.parent
+    block, before = call.parent, call.prev_op
     assert block is not None
-    before = call.prev_op
-    values: dict[SSAValue, SSAValue] = dict(zip(callee.block.args, call.operands, strict=True))
-    for op in callee.block.ops:
-        if isinstance(op, ReturnOp):
-            for out, v in zip(call.results, op.operands, strict=True):
-                out.replace_all_uses_with(values[v])
-            break
-        new = op.clone(values)
-        new.location = op.location
-        block.insert_op_before(new, call)
-    erase(call)
+    inline(call, callee.block)
     return block.first_op if before is None else before.next_op
 
 

@@ -151,7 +151,8 @@ class _FunctionPlacement:
     def place(self, op: TensorOp) -> None:
         placement = placement_of(op, self.mesh, self.needs)
         self.note(op, placement)
-        op.properties.pop("strategy", None)
+        if not op.KEEPS_STRATEGY:
+            op.properties.pop("strategy", None)
         for i, layout in enumerate(placement.operands):
             operand = operands_of(op)[i]
             if layout_of(operand) != layout:

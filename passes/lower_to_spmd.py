@@ -13,7 +13,8 @@
 4. The collectives of a redistribution have its `fusion` index, and its mark for `recompute`.
 5. Sharding groups and propagation barriers are erased; otherwise functions without layouts are not
    changed.
-6. A custom op without a rule is computed unsharded on every device, with one warning for each
+6. The function of an `dist.manual` is inlined; a private one that is called nowhere else is erased.
+7. A custom op without a rule is computed unsharded on every device, with one warning for each
    name.
 """
 
@@ -21,9 +22,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+from xdsl.dialects.builtin import ModuleOp, SymbolRefAttr
+
 from shardir.algebra.mesh import Mesh
 from shardir.diagnostics import Located, coded
-from shardir.dialects.blocks import of_kind
+from shardir.dialects.blocks import of_kind, ops_in
+from shardir.dialects.dist.manual import ManualOp
 from shardir.dialects.nn.base import TensorOp, layout_mismatch
 from shardir.dialects.nn.custom import CustomOp
 from shardir.dialects.signatures import SignatureMemo
@@ -32,6 +36,7 @@ from shardir.rewriting.functions import update_signature
 from shardir.rewriting.lowering import lower
 from shardir.rewriting.marks import resolve_markers
 from shardir.rewriting.placement import layout_at
+from shardir.rewriting.rewriter import erase
 from shardir.syntax.source import warn
 
 
@@ -48,7 +53,12 @@ class LowerToSpmd(GlobalPass):
 
     def rewrite_all(self, functions: Sequence[Function]) -> None:
         _warn_of_replicated(functions)
+        inlined = {op.function: None for f in functions for op in of_kind(f.ops, ManualOp)}
         super().rewrite_all(functions)
+        named = _named_symbols(functions[0].module) if inlined else set()
+        for callee in inlined:
+            if callee.sym_visibility is not None and callee.sym_name.data not in named:
+                erase(callee)
 
     def rewrite(self, f: Function) -> None:
         if f.mesh is None or not f.has_layouts:
@@ -57,6 +67,12 @@ class LowerToSpmd(GlobalPass):
         resolve_markers(f.block, f.mesh)
         lower(f.block, f.mesh)
         update_signature(f.op)
+
+
+def _named_symbols(module: ModuleOp) -> set[str]:
+    """Return all symbols that ops of a module name."""
+    properties = (a for op in ops_in(module) for a in op.properties.values())
+    return {a.string_value() for a in properties if isinstance(a, SymbolRefAttr)}
 
 
 def _not_computable(f: Function) -> Iterator[Located]:

@@ -20,8 +20,9 @@ from xdsl.dialects.builtin import ModuleOp
 from shardir.analysis.functions import is_local_body, values
 from shardir.compat.xdsl import set_type
 from shardir.diagnostics import Located
-from shardir.dialects.blocks import ops_of
+from shardir.dialects.blocks import of_kind, ops_of
 from shardir.dialects.dist import SAME_VALUE, MeshOp, ShardingGroupOp, sharding_of
+from shardir.dialects.dist.manual import ManualOp
 from shardir.dialects.nn.types import unsharded_type
 from shardir.dialects.train import STATE_LAYOUT, remove_annotations
 from shardir.rewriting.bases import Function, FunctionPass
@@ -39,6 +40,9 @@ class StripLayouts(FunctionPass):
         if is_local_body(f.block):
             message = f"expected @{f.name} in the global view, got the local view"
             yield f.op, f"{message}; a local program has no single-device form"
+        for op in of_kind(f.ops, ManualOp):
+            message = f"expected ops of one device, got dist.manual @{op.callee.string_value()}"
+            yield op, f"{message}; a manual computation has no single-device form"
 
     def rewrite(self, f: Function) -> None:
         for op in ops_of(f.block):

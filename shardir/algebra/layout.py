@@ -35,8 +35,8 @@ def is_countable(shape: Sequence[int]) -> bool:
 Slices = tuple[slice, ...]
 
 REDUCTIONS = ("sum", "max", "min", "mean", "any")
-"""The reductions of partial values. `any`: the devices hold different values that no reduction
-combines; only a collective with a root (broadcast, scatter) selects one."""
+"""The reductions of partial values. `any`: the value varies, each device holds one of its own. Ops
+compute with it device by device, and collectives reduce, broadcast or scatter it."""
 
 
 @dataclass(frozen=True)
@@ -97,6 +97,11 @@ class Layout:
     def with_partial(self, axes: Axes, reduction: str = "sum") -> "Layout":
         """Return the layout with these partial axes."""
         return Layout(self.mesh, self.dims, axes, reduction if axes else "sum", self.host)
+
+    @property
+    def varying(self) -> Axes:
+        """The axes over which devices hold values of their own."""
+        return self.partial if self.reduction == "any" else ()
 
     def with_dim(self, dim: int, axes: Axes) -> "Layout":
         """Return the layout with a dimension split over these axes."""
@@ -233,6 +238,15 @@ def _device_matrix(mesh: Mesh, used: Axes) -> tuple[Shape, dict[Axis, int]]:
         if at < size or not sub_axes:
             matrix.append(size // at)
     return tuple(matrix), {a: len(matrix) - 1 - i for a, i in places.items()}
+
+
+def varying_over(layouts: Sequence[Layout], mesh: Mesh) -> Axes:
+    """Return the axes over which one of some values varies, in mesh order."""
+    axes: Axes = ()
+    for layout in layouts:
+        if layout.varying:
+            axes = mesh.union(axes, layout.varying)
+    return axes
 
 
 def replicated(mesh: str, rank: int) -> Layout:

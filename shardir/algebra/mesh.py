@@ -333,6 +333,14 @@ class Mesh:
             rest.remove(a)
         return self.simplify(tuple(sorted(rest, key=self.order)))
 
+    def union(self, axes: Axes, others: Axes) -> Axes:
+        """Return the axes of both sets, in mesh order; an axis in full where sub-axes cross."""
+        both = {*self.cut(axes, others), *self.cut(others, axes)}
+        while (crossing := self.clash(tuple(both))) is not None:
+            name = crossing[0].name
+            both = {*(a for a in both if a.name != name), Axis(name)}
+        return self.simplify(tuple(sorted(both, key=self.order)))
+
     def cut(self, axes: Axes, others: Axes) -> Axes:
         """Return `axes` cut where `others` begin and end. An axis stays whole if sub-axes would
         cross, as 2 x 3 and 3 x 2 of an axis of 6."""

@@ -7,7 +7,7 @@ from math import fsum
 
 from shardir.algebra.estimates import ranked
 from shardir.algebra.factors import FactorAxes, Factors, OpSharding, try_op_sharding
-from shardir.algebra.layout import Layout, Shape
+from shardir.algebra.layout import Layout, Shape, varying_over
 from shardir.algebra.mesh import Axes, Mesh, sizes_of
 from shardir.algebra.redistribution import estimated_seconds
 
@@ -35,7 +35,8 @@ def choose_op_sharding(
        (without a hint, partial results are reduced).
     3. Partial operands of a linear op stay partial or are reduced first. Partial operands of a
        conversion stay partial: the program chooses the type in which they are added.
-    4. Among equal times the finest split wins, then the one that keeps partial operands.
+    4. Operands that vary over axes (`partial any`) stay so, and so do the results.
+    5. Among equal times the finest split wins, then the one that keeps partial operands.
 
     Args:
         operands: the current layouts of the operands.
@@ -45,6 +46,18 @@ def choose_op_sharding(
         shared: for each operand, layouts to which other ops have it redistributed anyway.
         converts: operands and results have several element types.
     """
+    if varying := varying_over(operands, mesh):  # the op of each device's own values
+        complete = tuple(l.complete if l.varying else l for l in operands)
+        hints = tuple(None if h is None else h.complete for h in hints)
+        found = choose_op_sharding(
+            factors, complete, hints, mesh, shapes, itemsizes, shared, converts
+        )
+        kept = tuple(
+            new.with_partial(old.varying, "any") if old.varying else new
+            for new, old in zip(found.operands, operands, strict=True)
+        )
+        results = tuple(r.with_partial(varying, "any") for r in found.results)
+        return OpSharding(found.axes, kept, results)
     partial = _kept_partial(factors, operands)
     wanted: dict[str, list[Axes]] = {f: [] for f, _ in factors.sizes}
     dims = [None if l is None else l.dims for l in (*operands, *hints)]

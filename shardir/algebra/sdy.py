@@ -77,6 +77,22 @@ def from_sdy(text: str, mesh: Mesh) -> Sharding:
     found: Sharding = _parse(
         text, "sharding", 'a sharding: #sdy.sharding<@mesh, [{"axis", ?}, ...], replicated={...}>'
     )
+    return _checked(found, mesh)
+
+
+def shardings_from_sdy(text: str, mesh: Mesh) -> list[Sharding]:
+    """Return the shardings of several values, `#sdy.sharding_per_value<[<...>, ...]>`; raises as
+    `from_sdy` does."""
+    found = _parse(text, "per_value", "#sdy.sharding_per_value<[<@mesh, [...]>, ...]>")
+    return [_checked(sharding, mesh) for sharding in found]
+
+
+def manual_axes_from_sdy(text: str) -> list[str]:
+    """Return the names in `#sdy<manual_axes{"x", "y"}>`. Raises NotationError."""
+    return _parse(text, "manual_axes", '#sdy<manual_axes{"axis", ...}>')
+
+
+def _checked(found: Sharding, mesh: Mesh) -> Sharding:
     if found.layout.mesh != mesh.name:
         raise ShardirError(
             f"expected a sharding of mesh @{mesh.name}, got one of @{found.layout.mesh}"
@@ -138,6 +154,12 @@ class _SdyValues:
             given["replicated"][1] if "replicated" in given else (),
         )
 
+    def per_value(self, c: list[Any]) -> list[Sharding]:
+        return [s for s in c if s is not None]
+
+    def manual_axes(self, c: list[Any]) -> list[str]:
+        return [str(name) for name in c if name is not None]
+
     def inlined(self, c: list[Any]) -> Any:
         raise NotationError(
             'expected the name of a mesh, got an inlined mesh; declare sdy.mesh @m = <["x"=2]>, '
@@ -190,7 +212,8 @@ def _name(text: str, what: str, start: int, end: int) -> Word:
 @cache
 def _machine() -> Machine:
     names = {"SYMBOL": _symbol, "STRING": _string}
-    return Machine(grammar("sdy.lark"), ["sharding", "mesh"], _SdyValues(), names, token=Word)
+    starts = ["sharding", "mesh", "per_value", "manual_axes"]
+    return Machine(grammar("sdy.lark"), starts, _SdyValues(), names, token=Word)
 
 
 @lru_cache(maxsize=65536)

@@ -61,7 +61,7 @@ def without_partial(layout: Layout, axes: Axes, reduction: str, mesh: Mesh) -> L
     if rest is None:
         found = f"expected a value that is partial over {axes_text(axes)}, got [{layout}]"
         raise ShardirError(coded("C5", found))
-    if layout.reduction != reduction:
+    if layout.reduction not in (reduction, "any"):
         found = f"expected a partial {reduction}, got a partial {layout.reduction}"
         raise ShardirError(coded("C5", found, use=f"use the reduction {layout.reduction}"))
     return layout.with_partial(rest, layout.reduction)

@@ -283,6 +283,12 @@ SECTIONS: dict[str, dict[str, Code]] = {
             "type f64, f32, f16, bf16, i64, i32 or i1, with a layout or without an encoding.",
             "write such a tensor, as tensor<8x4xf32>",
         ),
+        "T13": Code(
+            "`dist.manual` is in the global view, over all axes of the mesh, and names a function "
+            "of the local view. The arguments and results of this function are the shards that the "
+            "strategy makes of operands and results, all of one size.",
+            "write the types of the shards",
+        ),
     },
     "Functions": {
         "F1": Code("A function that is called has a body.", "write its body"),

@@ -6,7 +6,7 @@ from xdsl.ir import Dialect
 
 
 def _dist() -> Dialect:
-    from shardir.dialects.dist import Dist
+    from shardir.dialects.dist.dialect import Dist
 
     return Dist
 

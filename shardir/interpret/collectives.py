@@ -182,6 +182,7 @@ NUMPY: dict[str, Callable[..., Parts]] = {
     "exchange": _exchange,
     "replicated_to_partial": _in_groups(_replicated_to_partial),
     "sharded_to_partial": _in_groups(_sharded_to_partial),
+    "reinterpret": lambda op, parts, *_: parts,
     "copy": lambda op, parts, *_: [x.copy() for x in parts],
     "broadcast": _in_groups(_broadcast),
     "gather": _in_groups(_gather),

@@ -19,6 +19,7 @@ from shardir.algebra.mesh import Mesh
 from shardir.analysis.loops import execution_order
 from shardir.diagnostics import ShardirError
 from shardir.dialects import dist, train
+from shardir.dialects.dist.manual import ManualOp
 from shardir.dialects.nn import StopGradientOp
 from shardir.dialects.nn.base import Array, TensorOp
 from shardir.interpret.collectives import run_collective, run_ring_product
@@ -146,14 +147,17 @@ def run(
     with np.errstate(all="ignore"):
         if is_local_function(f):
             return _LocalEvaluator(module, meshes).call(f, arrays)
-        return _GlobalEvaluator(module, on_value).call(f, arrays)
+        return _GlobalEvaluator(module, meshes, on_value).call(f, arrays)
 
 
 class _GlobalEvaluator:
     """Evaluates the global view: one array for each value."""
 
-    def __init__(self, module: ModuleOp, on_value: OnValue | None = None):
-        self.module, self.device, self.on_value = module, GlobalView(), on_value
+    def __init__(
+        self, module: ModuleOp, meshes: dict[str, Mesh], on_value: OnValue | None = None
+    ):  # fmt: skip
+        self.module, self.meshes, self.on_value = module, meshes, on_value
+        self.device = GlobalView()
         self.stops = 0
 
     def call(self, f: FuncOp, arguments: list[Array]) -> list[Array]:
@@ -162,7 +166,9 @@ class _GlobalEvaluator:
             if isinstance(op, ReturnOp):
                 return [env[v] for v in op.operands]
             inputs = [env[v] for v in op.operands]
-            if isinstance(op, TensorOp):
+            if isinstance(op, ManualOp):
+                out = tuple(_LocalEvaluator(self.module, self.meshes).call(op.function, inputs))
+            elif isinstance(op, TensorOp):
                 out = op.evaluate(self.device, *inputs)
                 first = first_values.get()
                 if isinstance(op, StopGradientOp) and first is not None:

@@ -9,9 +9,11 @@ from shardir.algebra.redistribution import plan
 from shardir.analysis.functions import values
 from shardir.compat.xdsl import set_type
 from shardir.dialects import dist
-from shardir.dialects.blocks import ops_of
+from shardir.dialects.blocks import of_kind, ops_of
+from shardir.dialects.dist.manual import ManualOp
 from shardir.dialects.nn.base import TensorOp
 from shardir.dialects.nn.types import element_name
+from shardir.rewriting.copying import inline
 from shardir.rewriting.placement import layout_at
 from shardir.rewriting.rewriter import Rewriter
 
@@ -27,8 +29,11 @@ def lift(block: Block, mesh: Mesh) -> dict[SSAValue, Attribute]:
 
 
 def lower(block: Block, mesh: Mesh) -> None:
-    """Turn redistributions into collectives, and global values into local ones."""
+    """Turn redistributions into collectives, and global values into local ones. The functions of
+    manual computations are inlined."""
     rewriter = Rewriter()
+    for op in of_kind(ops_of(block), ManualOp):
+        inline(op, op.function.body.block)
     for op in ops_of(block):
         if isinstance(op, dist.RedistributeOp):
             _lower_redistribution(op, mesh, rewriter.before(op))

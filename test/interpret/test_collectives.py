@@ -44,6 +44,8 @@ def step_of(record: Collective, first: int = 0) -> tuple[Layout, CollectiveStep]
         before = plain.with_dim(concat if both else first, AXES)
     elif record.start is AxisState.PARTIAL:
         before = plain.with_partial(AXES)
+    if record.name == "reinterpret":  # between values of one global shape
+        return plain, CollectiveStep(record.name, (), plain.with_partial(AXES, "any"))
     pairs = PAIRS if record.name == "permute" else ()
     after = plain.with_dim(second, AXES)
     step = CollectiveStep(record.name, AXES, after, dim, concat, "sum", 1, pairs)

@@ -203,6 +203,27 @@ class ShardedToPartial(Collective):
 
 
 @record
+class Reinterpret(Collective):
+    """The data of each device, unchanged, as that of another value: one that varies over axes
+    (`partial any`), or that is split, partial or replicated over them."""
+
+    name = "reinterpret"
+    transposed = "reinterpret"
+    planned = False
+    keeps_value = False
+    result = "operand"
+
+    def moves(self, n: int) -> bool:
+        return False
+
+    def after(self, mesh: Mesh, before: Layout, step: CollectiveStep) -> Layout:
+        return step.layout
+
+    def memory(self, t: Transfer, held: int) -> tuple[int, int]:
+        return held, held
+
+
+@record
 class Exchange(Pairwise):
     """From any split to any other split: each device fetches exactly the elements that it lacks."""
 

@@ -10,18 +10,6 @@ A global value has the global shape and a `#dist.layout`; a local one has the sh
 shard and a `#dist.local`, with the axes over which it is split, replicated or partial.
 """
 
-from xdsl.ir import Dialect
-
-from shardir.dialects.dist import (
-    attributes,
-    base,
-    point_to_point,
-    products,
-    propagation,
-    redistribute,
-    steps,
-    types,
-)
 from shardir.dialects.dist.attributes import *
 from shardir.dialects.dist.base import *
 from shardir.dialects.dist.collectives import *
@@ -32,14 +20,3 @@ from shardir.dialects.dist.redistribute import *
 from shardir.dialects.dist.steps import *
 from shardir.dialects.dist.types import *
 from shardir.dialects.dist.windows import *
-
-Dist = Dialect(
-    "dist",
-    [
-        types.ClusterOp, types.MeshOp, propagation.ShardingGroupOp,
-        propagation.PropagationBarrierOp, redistribute.RedistributeOp, *steps.OPS.values(),
-        base.WaitOp, point_to_point.SendOp, point_to_point.RecvOp,
-        *products.RING_PRODUCTS,
-    ],
-    [*attributes.ATTRS, propagation.DirectionAttr],
-)  # fmt: skip

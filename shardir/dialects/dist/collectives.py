@@ -4,7 +4,7 @@
 
 from abc import ABC
 
-from xdsl.dialects.builtin import IntegerAttr, i64
+from xdsl.dialects.builtin import IntegerAttr, TensorType, i64
 from xdsl.ir import SSAValue
 from xdsl.irdl import prop_def
 
@@ -12,8 +12,15 @@ from shardir.algebra.mesh import Axes, Mesh
 from shardir.diagnostics import ShardirError, coded
 from shardir.dialects.definition import op_definition
 from shardir.dialects.dist.attributes import PairsAttr, ReductionAttr
-from shardir.dialects.dist.base import AsyncOp, FusibleOp, GroupedOp, HeldByOne, check_holder
-from shardir.dialects.dist.types import layout_of
+from shardir.dialects.dist.base import (
+    AsyncOp,
+    CollectiveOp,
+    FusibleOp,
+    GroupedOp,
+    HeldByOne,
+    check_holder,
+)
+from shardir.dialects.dist.types import global_shape, layout_of
 
 Int = IntegerAttr.constr(type=i64)
 
@@ -98,6 +105,28 @@ class ShardedToPartialOp(GroupedOp):
     name = "dist.sharded_to_partial"
     dim = prop_def(Int)
     assembly_format = f"$values `dim` $dim {_OVER}"
+
+
+@op_definition
+class ReinterpretOp(CollectiveOp):
+    """The data of each device, unchanged, as that of another value: one that varies over axes
+    (`partial any`), or that is split, partial or replicated over them. To call a varying value
+    replicated is to know that it is equal on all devices. No communication."""
+
+    name = "dist.reinterpret"
+    assembly_format = f"$values {_END}"
+
+    def check_shapes(self, value: SSAValue, out: SSAValue, mesh: Mesh) -> None:
+        have, want = value.type, out.type
+        assert isinstance(have, TensorType) and isinstance(want, TensorType)
+        if (have.get_shape(), have.element_type) != (want.get_shape(), want.element_type):
+            message = f"expected a result with the shape and elements of {have}, got {want}"
+            raise ShardirError(coded("C4", message))
+        for v in (value, out):
+            layout = layout_of(v)
+            assert layout is not None
+            if not layout.even(mesh, global_shape(v.type, mesh)):
+                raise ShardirError(coded("C4", f"expected shards of one size, got {v.type}"))
 
 
 @op_definition

@@ -20,8 +20,8 @@ from xdsl.traits import Pure
 from xdsl.utils.exceptions import VerifyException
 
 from shardir.algebra.factors import Factors, try_op_sharding
-from shardir.algebra.layout import Layout, Shape
-from shardir.algebra.mesh import Mesh
+from shardir.algebra.layout import Layout, Shape, varying_over
+from shardir.algebra.mesh import Mesh, axes_text
 from shardir.compat.xdsl import operands_of, type_of
 from shardir.diagnostics import ShardirError, coded
 from shardir.dialects.definition import OpClass, by_signature
@@ -86,6 +86,9 @@ class TensorOp(IRDLOperation, metaclass=OpClass):
 
     STATISTICS: ClassVar[tuple[str, ...]] = ()
     """Operands and results that are f32 even if the others are narrower."""
+
+    KEEPS_STRATEGY: ClassVar[bool] = False
+    """Whether the strategy is a part of the op, which stays once layouts are decided."""
 
     FLOPS: ClassVar[int] = 1
     """Floating-point operations per element of the largest operand or result; a function such as
@@ -336,6 +339,13 @@ def layout_mismatch(
     multilinear: bool,
 ) -> str:
     """Return the error message if devices cannot compute an op with these layouts, else ""."""
+    if varying := varying_over(operands, mesh):  # the op of each device's own values
+        for i, layout in enumerate(results):
+            if mesh.union(layout.varying, ()) != varying:
+                want = f"result {i} with partial any {axes_text(varying)}, as operands have"
+                return f"expected {want}, got [{layout}]"
+        sides = (tuple([l.complete if l.varying else l for l in s]) for s in (operands, results))
+        return layout_mismatch(factors, *sides, mesh, multilinear)
     on_host = [l for l in (*operands, *results) if l.host]
     if on_host and len(on_host) < len(operands) + len(results):
         return f"expected operands and results in one memory, got some on host, [{on_host[0]}]"

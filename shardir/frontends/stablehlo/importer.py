@@ -7,18 +7,22 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from xdsl.dialects.builtin import LocationAttr, TensorType
+from xdsl.dialects.builtin import LocationAttr, SymbolRefAttr, TensorType
 from xdsl.ir import SSAValue
 
+from shardir.algebra.layout import Layout
 from shardir.algebra.mesh import Mesh
-from shardir.algebra.sdy import from_sdy, mesh_from_sdy
+from shardir.algebra.sdy import from_sdy, manual_axes_from_sdy, mesh_from_sdy, shardings_from_sdy
 from shardir.algebra.sharding import Sharding
+from shardir.algebra.strategy import Strategy
 from shardir.build import Module, Value
+from shardir.build.attributes import element_type
 from shardir.compat.xdsl import set_type
 from shardir.diagnostics import ShardirError
 from shardir.dialects import dist
 from shardir.dialects.blocks import ops_of
-from shardir.dialects.dist import LayoutAttr, ShardingAttr
+from shardir.dialects.dist import LayoutAttr, MeshAttr, ShardingAttr, StrategyAttr, tensor
+from shardir.dialects.dist.manual import ManualOp
 from shardir.dialects.locations import file_location
 from shardir.dialects.text import word
 from shardir.frontends.stablehlo.folding import FoldingBuilder
@@ -29,15 +33,18 @@ from shardir.frontends.stablehlo.form import (
     HloProgram,
     HloValue,
 )
+from shardir.frontends.stablehlo.manual import ManualBuilder
 from shardir.frontends.stablehlo.ops import TABLE
 from shardir.frontends.stablehlo.translation import OpTranslation, Refused, ValueFacts
 from shardir.frontends.stablehlo.types import DTYPES
+from shardir.rewriting.functions import update_signature
 from shardir.syntax.source import warn
 
 MANY_OPS = 20_000
 """The ops of a program with loops from which a warning says why there are so many."""
 
-CONSTRAINT, SHARDING = "sdy.sharding_constraint", "sdy.sharding"
+CONSTRAINT, SHARDING, MANUAL = "sdy.sharding_constraint", "sdy.sharding", "sdy.manual_computation"
+TERMINATORS = ("func.return", "stablehlo.return", "sdy.return")
 
 OF_ARGUMENTS = frozenset((
     SHARDING, "tf.aliasing_output", "jax.buffer_donor", "jax.result_info", "mhlo.layout_mode",
@@ -46,17 +53,11 @@ OF_ARGUMENTS = frozenset((
 """The attributes of arguments and results that are read, or say nothing about values."""
 
 REASONS: Mapping[str, str] = {
-    "sdy.manual_computation": "a region of per-device code (shard_map); write it on whole arrays",
     "stablehlo.rng_bit_generator": "random bits of XLA's own; use jax.random with threefry keys",
     "stablehlo.rng": "random numbers of XLA's own; use jax.random with threefry keys",
     "stablehlo.fft": "a Fourier transform; write it as products with cosines and sines",
     "stablehlo.complex": "complex numbers; write them as pairs of real ones",
     "stablehlo.custom_call": "a call of XLA's library",
-    **dict.fromkeys(
-        ("stablehlo.all_reduce", "stablehlo.all_gather", "stablehlo.reduce_scatter",
-         "stablehlo.all_to_all", "stablehlo.collective_permute"),
-        "a collective; write the program on whole arrays, shardir makes its collectives",
-    ),
 }  # fmt: skip
 """Why an op that has no entry is refused."""
 
@@ -82,7 +83,8 @@ class HloImporter:
     """The mesh of the module, by the name that shardings have."""
     facts: ValueFacts = field(default_factory=ValueFacts)
     refusals: dict[tuple[str, str, str], None] = field(default_factory=dict)
-    _stack: list[str] = field(default_factory=list)
+    _count: int = 0
+    """The number of manual computations so far."""
 
     def run(
         self,
@@ -178,7 +180,7 @@ class HloImporter:
     def _check_op(self, op: HloOp, place: str) -> bool:
         """Refuse an op that has no entry, or of types that are not ours. Return whether it has
         one."""
-        is_known = op.name in TABLE or op.name in (CONSTRAINT, "func.return", "stablehlo.return")
+        is_known = op.name in TABLE or op.name in (CONSTRAINT, MANUAL, *TERMINATORS)
         if not is_known:
             target = op.attributes.get("call_target_name")
             name = f"{op.name} @{target}" if target else op.name
@@ -281,6 +283,8 @@ class HloImporter:
     def _translate(self, op: HloOp, operands: Sequence[Value]) -> Sequence[Value | None]:
         if op.name == CONSTRAINT:
             return [self._constrained(operands[0], self.sharding(op.attributes["sharding"]))]
+        if op.name == MANUAL:
+            return self._manual(op, operands)
         entry = TABLE.get(op.name)
         if entry is None or any(r.type.element not in DTYPES for r in op.results):
             return [None for _ in op.results]  # it is refused already
@@ -295,6 +299,57 @@ class HloImporter:
             if (value.shape, value.dtype) != expected:
                 raise AssertionError(f"a result of {result.type} from operands that give {value}")
         return results
+
+    def _manual(self, op: HloOp, operands: Sequence[Value]) -> Sequence[Value | None]:
+        """Import the body of a manual computation as a function of the local view."""
+        mesh, read = self.mesh, op.attributes
+        if isinstance(self.function, ManualBuilder):
+            raise Refused("a manual computation within another one")
+        if mesh is None:
+            raise Refused("a manual computation without a mesh; pass mesh=...")
+        manual = manual_axes_from_sdy(read["manual_axes"])
+        if free := [a for a, n in mesh.axes if n > 1 and a not in manual]:
+            raise Refused(f"the free axes {', '.join(free)}; use shard_map over all axes")
+        inputs, outputs = (
+            [_layout_of_border(s) for s in shardings_from_sdy(read[f"{side}_shardings"], mesh)]
+            for side in ("in", "out")
+        )
+        (region,) = op.regions
+        self._count += 1
+        name = f"{self.function.name}.manual{self._count}"
+        inner = HloImporter(self.program, self.module, mesh, refusals=self.refusals)
+        body = self.module.function(name, private=True, kind=ManualBuilder)
+        body.on(mesh, inner.facts.bounds)
+        inner.function, inner.env = body, {}
+        with body.at(self.function.location()):
+            arguments = [
+                body.shard(a.name or f"arg{i}", v.shape, v.dtype, layout)
+                for i, (a, v, layout) in enumerate(
+                    zip(region.arguments, operands, inputs, strict=True)
+                )
+            ]
+            values = [v for v in inner.translate(region, arguments) if v is not None]
+            if len(values) < len(outputs):
+                raise _Inner
+            body.returns(*map(body.assemble, values, outputs))
+        inner._erase_unused()
+        body.finish()
+        update_signature(body.func)
+        cuts = [tuple(layout.dims for layout in side) for side in (inputs, outputs)]
+        strategy = Strategy(None, cuts[0], cuts[1])
+        call = ManualOp.create(
+            operands=[v.ssa for v in operands],
+            result_types=[
+                tensor(element_type(DTYPES[r.type.element]), r.type.shape) for r in op.results
+            ],
+            properties={
+                "callee": SymbolRefAttr(name), "manual_axes": MeshAttr(mesh.axes),
+                "strategy": StrategyAttr(strategy),
+            },
+            location=self.function.location(),
+        )  # fmt: skip
+        self.function.block.add_op(call)
+        return [Value(self.function, v) for v in call.results]
 
     def _run_region(self, block: HloBlock, arguments: Sequence[Value]) -> list[Any]:
         results = self.translate(block, arguments)
@@ -326,6 +381,14 @@ def _annotate(value: SSAValue, sharding: Sharding) -> None:
     plain = not (sharding.open or sharding.priorities or sharding.replicated)
     attr = LayoutAttr(sharding.layout) if plain else ShardingAttr(sharding)
     set_type(value, TensorType(t.element_type, t.get_shape(), attr))
+
+
+def _layout_of_border(sharding: Sharding) -> Layout:
+    """Return the layout of an operand or a result of a manual computation. Raises Refused if it has
+    more than axes: over all axes of a mesh, open dimensions and priorities say nothing."""
+    if sharding.layout.partial:
+        raise Refused(f"the unreduced axes of [{sharding.layout}]; use psum")
+    return sharding.layout
 
 
 def meshes_of(program: HloProgram) -> dict[str, Mesh]:

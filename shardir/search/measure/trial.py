@@ -8,6 +8,8 @@ from xdsl.dialects.func import FuncOp
 
 from shardir.analysis.functions import name_of
 from shardir.analysis.in_flight import named_or_smallest
+from shardir.dialects.blocks import of_kind, ops_of
+from shardir.dialects.dist.manual import ManualOp
 from shardir.dialects.train import (
     PIPELINE,
     SEARCH,
@@ -48,7 +50,8 @@ def lowered(
         names.update(r.sym_name.data for r in found)
         others = [r for r in others if r not in found]
     functions = [g for g in module.body.ops if isinstance(g, FuncOp) and not is_rule(g)]
-    left_out = {*others, *(g for g in functions if g is not f)}
+    called = {op.function for op in of_kind(ops_of(f.body.block), ManualOp)}
+    left_out = {*others, *(g for g in functions if g is not f and g not in called)}
     trial = ModuleOp([copied(op) for op in module.body.ops if op not in left_out])
     for op in trial.body.ops:
         if in_stages and isinstance(op, FuncOp):
@@ -57,7 +60,7 @@ def lowered(
             op.attributes.pop(PIPELINE, None)
             if isinstance(op, StepOp | ForwardOp):
                 op.properties.pop("pipeline", None)
-    copy = next(g for g in trial.body.ops if isinstance(g, FuncOp) and not is_rule(g))
+    copy = next(g for g in trial.body.ops if isinstance(g, FuncOp) and name_of(g) == name_of(f))
     write(copy)
     with collect_warnings():  # those of the program itself come when it is lowered
         run_pipeline(pipeline, Context(), trial)

@@ -7,6 +7,7 @@ sequence of values. It refuses what it does not import, by `t.refuse(reason)`.
 """
 
 from shardir.frontends.stablehlo.ops import (
+    collectives,
     contraction,
     control,
     convolution,
@@ -21,6 +22,7 @@ from shardir.frontends.stablehlo.translation import HloEntry
 
 TABLE: dict[str, HloEntry] = {}
 for module in (
-    contraction, control, convolution, elementwise, indexing, reduction, scattering, shape, windows
+    collectives, contraction, control, convolution, elementwise, indexing, reduction, scattering,
+    shape, windows,
 ):  # fmt: skip
     TABLE |= module.TABLE

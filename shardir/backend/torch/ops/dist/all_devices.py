@@ -117,6 +117,13 @@ def _replicated_to_partial(s: EmissionScope, op: dist.ReplicatedToPartialOp) -> 
     return None
 
 
+def _reinterpret(s: EmissionScope, op: dist.ReinterpretOp) -> Text:
+    for v, out in zip(op.values, op.outs, strict=True):
+        s.operand(v)
+        s.same(out, v)
+    return None
+
+
 def _sharded_to_partial(s: EmissionScope, op: dist.ShardedToPartialOp) -> Text:
     if is_trivial(s, op):
         return None
@@ -165,5 +172,6 @@ TORCH: dict[type[Operation], Entry] = {
     dist.ExchangeOp: _exchange,
     dist.ReplicatedToPartialOp: _replicated_to_partial,
     dist.ShardedToPartialOp: _sharded_to_partial,
+    dist.ReinterpretOp: _reinterpret,
     dist.WaitOp: _wait,
 }

@@ -1,0 +1,160 @@
+"""Collectives, in the body of a manual computation: their replica groups as axes of the mesh."""
+
+import re
+from collections.abc import Sequence
+from math import gcd
+
+import numpy as np
+
+from shardir.algebra.mesh import Axes, Axis, Mesh
+from shardir.build import Value
+from shardir.frontends.stablehlo.form import expression
+from shardir.frontends.stablehlo.manual import ManualBuilder
+from shardir.frontends.stablehlo.translation import HloEntry, OpTranslation
+
+REDUCTIONS = {"add(0, 1)": "sum", "maximum(0, 1)": "max", "minimum(0, 1)": "min"}
+"""The reductions of collectives, by the computation of their regions."""
+
+
+def _body(t: OpTranslation) -> ManualBuilder:
+    if not isinstance(t.function, ManualBuilder):
+        t.refuse("a collective outside of shard_map; write the program on whole arrays")
+    return t.function
+
+
+def _axes(t: OpTranslation, is_ordered: bool = True) -> Axes:
+    """Return the axes of the groups of a collective."""
+    mesh, groups = _body(t).mesh, t["replica_groups"]
+    channel = re.search(r"handle = (\d+)", str(t["channel_handle"]))
+    has_channel = channel is not None and int(channel[1]) > 0
+    is_global = "use_global_device_ids" in t.op.attributes
+    by_replica = t.op.name in WITH_GLOBAL_IDS and not is_global
+    if not has_channel or by_replica:  # ids of replicas, of which a program has one
+        if has_channel and np.asarray(groups).tolist() == [[0]]:
+            return mesh.names
+        t.refuse("replica groups of replicas instead of devices; use jax.shard_map")
+    if not isinstance(groups, np.ndarray):
+        t.refuse(f"replica groups {groups}")
+    rows = [[int(r) for r in row] for row in groups]
+    axes = axes_of_groups(rows if is_ordered else [sorted(r) for r in rows], mesh)
+    if axes is None:
+        shown = str(rows) if len(str(rows)) < 60 else f"{str(rows)[:60]}..."
+        t.refuse(f"replica groups {shown}, which are no axes of the mesh {mesh}")
+    return axes
+
+
+WITH_GLOBAL_IDS = ("stablehlo.all_reduce", "stablehlo.all_gather", "stablehlo.reduce_scatter")
+"""The collectives whose groups have replicas or, with a flag, devices."""
+
+
+def axes_of_groups(groups: Sequence[Sequence[int]], mesh: Mesh) -> Axes | None:
+    """Return the axes of which these are all groups, each in row-major order; None without some."""
+    first, axes, size = groups[0], list[Axis](), 1
+    while size < len(first):
+        stride = first[size] - first[0]
+        step = _axis_of_stride(stride, mesh)
+        if step is None:
+            return None
+        axis, most = step
+        count = gcd(most, len(first) // size)
+        if count == 1:
+            return None
+        axes.insert(0, Axis(axis.name, axis.pre * (most // count), count))
+        size *= count
+    found = mesh.simplify(tuple(axes))
+    if mesh.clash(found) or sorted(map(tuple, groups)) != sorted(mesh.groups(found)):
+        return None
+    return found
+
+
+def _axis_of_stride(stride: int, mesh: Mesh) -> tuple[Axis, int] | None:
+    """Return the longest sub-axis along which neighbours are `stride` ranks apart, and its size."""
+    for name, n in mesh.axes:
+        unit = mesh.stride(Axis(name))
+        if n > 1 and unit <= stride < unit * n and stride % unit == 0 and n % (stride // unit) == 0:
+            most = n // (stride // unit)
+            return Axis(name, 1, most), most
+    return None
+
+
+def _reduction(t: OpTranslation) -> str:
+    """Return the reduction of the region of an op."""
+    (region,) = t.op.regions
+    text = expression(region)
+    if text not in REDUCTIONS:
+        t.refuse(f"a reduction by {text}; use psum, pmax or pmin")
+    if t.element == "i1":
+        t.refuse("a reduction of booleans; convert them to integers")
+    return REDUCTIONS[text]
+
+
+def _all_reduce(t: OpTranslation, *xs: Value) -> Sequence[Value]:
+    reduction, axes = _reduction(t), _axes(t, is_ordered=False)
+    return [_body(t).all_reduce(x, reduction, axes) for x in xs]
+
+
+def _all_gather(t: OpTranslation, *xs: Value) -> Sequence[Value]:
+    axes = _axes(t)
+    return [_body(t).all_gather(x, t["all_gather_dim"], axes) for x in xs]
+
+
+def _reduce_scatter(t: OpTranslation, x: Value) -> Value:
+    return _body(t).reduce_scatter(x, _reduction(t), t["scatter_dimension"], _axes(t))
+
+
+def _all_to_all(t: OpTranslation, *xs: Value) -> Sequence[Value]:
+    axes, body = _axes(t), _body(t)
+    split, concat, n = t["split_dimension"], t["concat_dimension"], t["split_count"]
+    if split != concat:
+        return [body.all_to_all(x, split, concat, axes) for x in xs]
+    results = []
+    for x in xs:  # the blocks along a dimension of their own, which moves to another one
+        shape = (*x.shape[:split], 1, n, x.shape[split] // n, *x.shape[split + 1 :])
+        moved = body.all_to_all(t.reshape(x, shape), split + 1, split, axes)
+        results.append(t.reshape(moved, x.shape))
+    return results
+
+
+def _permute(t: OpTranslation, x: Value) -> Value:
+    """Along the axes on which senders and receivers differ, if all groups do the same; else over
+    all axes."""
+    body, pairs = _body(t), np.asarray(t["source_target_pairs"]).tolist()
+    mesh = body.mesh
+    axes = tuple(
+        a for a in mesh.names
+        if any(mesh.coordinate(source, a) != mesh.coordinate(target, a) for source, target in pairs)
+    )  # fmt: skip
+    positions = {(mesh.index(s, axes), mesh.index(d, axes)) for s, d in pairs}
+    if not pairs or len(positions) * (mesh.size // mesh.extent(axes)) != len(pairs):
+        axes, positions = mesh.names, {(s, d) for s, d in pairs}
+    return body.permute(x, [p for pair in sorted(positions) for p in pair], axes)
+
+
+def _broadcast(t: OpTranslation, x: Value) -> Value:
+    body, axes = _body(t), _axes(t, is_ordered=False)
+    roots = {body.mesh.index(int(group[0]), axes) for group in t["replica_groups"]}
+    if len(roots) > 1:
+        t.refuse("a broadcast from devices at different positions of their groups")
+    return body.broadcast(x, roots.pop(), axes)
+
+
+def _partition_id(t: OpTranslation) -> Value:
+    body = _body(t)
+    return body.index(body.mesh.names, t.dtype)
+
+
+def _replica_id(t: OpTranslation) -> Value:
+    _body(t)
+    return t.constant(0)
+
+
+TABLE: dict[str, HloEntry] = {
+    "stablehlo.all_reduce": _all_reduce,
+    "stablehlo.all_gather": _all_gather,
+    "stablehlo.reduce_scatter": _reduce_scatter,
+    "stablehlo.all_to_all": _all_to_all,
+    "stablehlo.collective_permute": _permute,
+    "stablehlo.collective_broadcast": _broadcast,
+    "stablehlo.partition_id": _partition_id,
+    "stablehlo.replica_id": _replica_id,
+}

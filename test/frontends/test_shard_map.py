@@ -1,0 +1,200 @@
+"""Programs of shard_map: imported, on 8 ranks of the interpreter and on real ones, against JAX on 8
+devices of the CPU."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from support import jax_devices  # isort: skip  (before jax)
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax.sharding import AbstractMesh, AxisType
+from jax.sharding import PartitionSpec as P
+
+import shardir
+from shardir import ShardirError
+from shardir.interpret.evaluator import run
+
+Body = Callable[..., Any]
+Program = tuple[Body, Sequence[P], Sequence[P], Sequence[tuple[int, ...]]]
+
+assert jax_devices.COUNT == 8
+
+
+def sharded(body: Body, ins: Sequence[P], outs: Sequence[P], mesh: Any = None) -> Any:
+    mesh = mesh or jax.make_mesh((2, 4), ("x", "y"), (AxisType.Auto,) * 2)
+    return jax.shard_map(
+        body, mesh=mesh, in_specs=tuple(ins), out_specs=tuple(outs), check_vma=False
+    )
+
+
+def collectives() -> Program:
+    """Each collective, over one axis and over both."""
+
+    def body(a: Any, b: Any) -> Any:
+        c = lax.psum(a @ b, "y")
+        d = lax.ppermute(c, "x", [(0, 1), (1, 0)])
+        some = lax.ppermute(c + lax.axis_index("y"), "y", [(0, 1), (1, 2), (2, 3)])
+        gathered = lax.all_gather(d, "x", axis=0, tiled=True)
+        scattered = lax.psum_scatter(gathered, "y", scatter_dimension=0, tiled=True)
+        moved = lax.all_to_all(a, "y", 0, 1, tiled=True)
+        within = lax.all_to_all(a, "y", 0, 0, tiled=True)
+        largest = lax.pmax(a, ("x", "y")) + lax.pmin(lax.pmean(a, "x"), "y")
+        return d * lax.axis_index("x"), some, scattered, moved, within, largest
+
+    both = P(("x", "y"))
+    return (
+        body,
+        (P("x", "y"), P("y")),
+        (P("x"), both, P("y"), P("x", "y"), both, P()),
+        ((32, 8), (8, 4)),
+    )
+
+
+def ring_attention() -> Program:
+    """Keys and values go round a ring; each block's own softmax is corrected."""
+
+    def body(q: Any, k: Any, v: Any) -> Any:
+        n = lax.axis_size("y")
+        pairs = [(i, (i + 1) % n) for i in range(n)]
+
+        def turn(carry: Any, _: Any) -> Any:
+            k, v, total, out, top = carry
+            scores = q @ k.T
+            new = jnp.maximum(top, scores.max(-1))
+            weights = jnp.exp(scores - new[:, None])
+            scale = jnp.exp(top - new)
+            total = total * scale + weights.sum(-1)
+            out = out * scale[:, None] + weights @ v
+            k, v = (lax.ppermute(x, "y", pairs) for x in (k, v))
+            return (k, v, total, out, new), None
+
+        first = k, v, jnp.zeros(q.shape[0]), jnp.zeros_like(q), jnp.full(q.shape[0], -1e30)
+        (_, _, total, out, _), _ = lax.scan(turn, first, None, length=n)
+        return (out / total[:, None],)
+
+    rows = P(("x", "y"))
+    return body, (rows, P("y"), P("y")), (rows,), ((16, 4), (8, 4), (8, 4))
+
+
+def tensor_parallel_step() -> Program:
+    """Gradients of a layer whose weights are split: JAX transposes the collectives."""
+
+    def body(x: Any, w: Any, v: Any) -> Any:
+        def loss(w: Any, v: Any) -> Any:
+            return lax.psum(jnp.sum(lax.psum(jnp.tanh(x @ w) @ v, "y") ** 2), "x")
+
+        value, (dw, dv) = jax.value_and_grad(loss, (0, 1))(w, v)
+        return value, lax.psum(dw, "x"), lax.psum(dv, "x")
+
+    ins = P("x"), P(None, "y"), P("y")
+    return body, ins, (P(), P(None, "y"), P("y")), ((8, 4), (4, 8), (8, 4))
+
+
+PROGRAMS = {f.__name__: f for f in (collectives, ring_attention, tensor_parallel_step)}
+
+
+def drawn(shapes: Sequence[tuple[int, ...]]) -> list[np.ndarray]:
+    random = np.random.default_rng(3)
+    return [random.standard_normal(s).astype(np.float32) for s in shapes]
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_equals_jax(name: str) -> None:
+    body, ins, outs, shapes = PROGRAMS[name]()
+    args = drawn(shapes)
+    f = sharded(body, ins, outs)
+    compiled, expected = shardir.from_jax(f, *args), jax.jit(f)(*args)
+    for module in (compiled.original, compiled.module):  # dist.manual; the local view
+        for got, want in zip(run(module, compiled.name, args), expected, strict=True):
+            np.testing.assert_allclose(got, want, rtol=2e-5, atol=2e-5)
+
+
+def test_on_real_ranks() -> None:
+    """The ring on four ranks is attention."""
+    body, ins, outs, shapes = ring_attention()
+    q, k, v = drawn(shapes)
+    mesh = AbstractMesh((2, 2), ("x", "y"))
+    (got,) = shardir.from_jax(sharded(body, ins, outs, mesh), q, k, v)()
+    weights = np.exp(q @ k.T)
+    expected = weights @ v / weights.sum(-1, keepdims=True)
+    np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_a_replicated_result_that_differs_is_found() -> None:
+    f = sharded(lambda x: (x,), [P("x")], [P()])
+    compiled = shardir.from_jax(f, np.arange(8.0, dtype=np.float32))
+    with pytest.raises(ShardirError, match="expected equal replicas"):
+        run(compiled.original, compiled.name, [np.arange(8.0)])
+
+
+GROUPS = """
+sdy.mesh @mesh = <["x"=2, "y"=4]>
+func.func @main(%x: tensor<8xf32>) -> tensor<8xf32> {
+  %0 = sdy.manual_computation(%x) in_shardings=[<@mesh, [{"x", "y"}]>]
+      out_shardings=[<@mesh, [{"x", "y"}]>] manual_axes={"x", "y"} (%a: tensor<1xf32>) {
+    %1 = "stablehlo.all_reduce"(%a) <{replica_groups = dense<GROUPS> : tensor<SHAPExi64>CHANNEL}> ({
+    ^bb0(%p: tensor<f32>, %q: tensor<f32>):
+      %s = stablehlo.REDUCTION %p, %q : tensor<f32>
+      stablehlo.return %s : tensor<f32>
+    }) : (tensor<1xf32>) -> tensor<1xf32>
+    sdy.return %1 : tensor<1xf32>
+  } : (tensor<8xf32>) -> tensor<8xf32>
+  return %0 : tensor<8xf32>
+}
+"""
+CHANNEL = ", channel_handle = #stablehlo.channel_handle<handle = 1, type = 1>"
+GLOBAL = f"{CHANNEL}, use_global_device_ids"
+
+
+def of_groups(groups: Any, channel: str = GLOBAL, reduction: str = "add") -> str:
+    text = GROUPS.replace("GROUPS", str(groups)).replace("CHANNEL", channel)
+    shape = "x".join(map(str, np.shape(groups)))
+    return text.replace("SHAPE", shape).replace("REDUCTION", reduction)
+
+
+@pytest.mark.parametrize(
+    ("groups", "axes"),
+    [
+        ([[0, 1, 2, 3], [4, 5, 6, 7]], "y"),
+        ([[4, 0], [1, 5], [2, 6], [7, 3]], "x"),  # a sum has no order
+        ([[0, 1], [2, 3], [4, 5], [6, 7]], "y:(2)2"),
+        ([[0, 2, 4, 6], [1, 3, 5, 7]], "x, y:(1)2"),
+        ([[0, 1, 2, 3, 4, 5, 6, 7]], "x, y"),
+        ([[i] for i in range(8)], ""),
+    ],
+)
+def test_groups_are_axes(groups: list[list[int]], axes: str) -> None:
+    compiled = shardir.from_stablehlo(of_groups(groups))
+    assert f"over <{axes}>" in str(compiled.original)
+    x = np.arange(1.0, 9.0)
+    expected = np.array([next(x[g].sum() for g in groups if i in g) for i in range(8)])
+    np.testing.assert_array_equal(run(compiled.original, "main", [x])[0], expected)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (of_groups([[0, 1], [3, 2], [4, 6], [5, 7]]), r"which are no axes of the mesh @mesh"),
+        (of_groups([[0, 3], [1, 2], [4, 7], [5, 6]]), r"which are no axes of the mesh @mesh"),
+        (of_groups([[0, 1]], CHANNEL), r"replica groups of replicas"),
+        (of_groups([[0]], ""), r"replica groups of replicas"),
+        (of_groups([[0, 1, 2, 3, 4, 5, 6, 7]], GLOBAL, "multiply"), r"a reduction by multiply"),
+    ],
+)
+def test_refusals(text: str, message: str) -> None:
+    with pytest.raises(ShardirError, match=message):
+        shardir.from_stablehlo(text)
+
+
+def test_free_axes_are_refused() -> None:
+    mesh = AbstractMesh((2, 4), ("x", "y"), (AxisType.Auto,) * 2)
+    f = jax.shard_map(
+        lambda a: lax.psum(a, "x"), mesh=mesh, in_specs=P("x"), out_specs=P(), axis_names={"x"}
+    )
+    message = r"sdy.manual_computation at .*test_shard_map.py:\d+: the free axes y; use"
+    with pytest.raises(ShardirError, match=message):
+        shardir.from_jax(jax.jit(f), np.ones(8))
