@@ -21,6 +21,7 @@ from shardir.build import Module
 from shardir.diagnostics import ParseErrors, ShardirError, check_arguments, describe
 from shardir.dialects.nn.base import Array
 from shardir.dialects.train import mark_step, updated_keys
+from shardir.frontends.stablehlo.complexes import without_complex
 from shardir.frontends.stablehlo.form import HloProgram
 from shardir.frontends.stablehlo.generic import pretty_op
 from shardir.frontends.stablehlo.generic import read_text as read_generic
@@ -203,18 +204,18 @@ def read(program: Any, name: str = "<stablehlo>") -> HloProgram:
     is read by our own reader, that in other forms by jaxlib's. Raises ShardirError."""
     if isinstance(program, str):
         if (pretty := pretty_op(Source(program, name))) is None:
-            return read_generic(program, name)
+            return without_complex(read_generic(program, name))
         try:
             from shardir.frontends.stablehlo import bindings
         except ImportError:
             raise ParseErrors([pretty]) from None
-        return bindings.read_text(program)
+        return without_complex(bindings.read_text(program))
     try:
         from shardir.frontends.stablehlo import bindings
     except ImportError:
         raise ShardirError(f"expected text, got {describe(program)}; {INSTALL}") from None
     if isinstance(program, bindings.ir.Module):
-        return bindings.read_module(program)
+        return without_complex(bindings.read_module(program))
     raise ShardirError(f"expected text or a module of jaxlib, got {describe(program)}")
 
 

@@ -1,5 +1,5 @@
 import torch
-from support.harness import FLOATS
+from support.harness import FLOATS, INTEGERS
 from support.reference import Reference
 from xdsl.ir import Operation
 
@@ -23,6 +23,7 @@ CASES: list[Case] = [
     ),
     *binary(nn.MaxOp, ALL, ("ties", "ties")),
     *binary(nn.MinOp, ALL, ("ties", "ties"))[:4],
+    *binary(nn.QuotientOp, INTEGERS, ("normal", "positive"))[:3],
     *unary(nn.NegOp, NUMBERS),
     *unary(nn.AbsOp, NUMBERS, "ties", shapes=("odd",)),
     *unary(nn.SignOp, NUMBERS, "ties", shapes=("odd",)),
@@ -43,6 +44,7 @@ REFERENCES: dict[type[Operation], Reference] = {
     nn.LerpOp: lambda op, x, y, weight: torch.lerp(x, y, weight),
     nn.MaxOp: lambda op, x, y: torch.maximum(x, y),
     nn.MinOp: lambda op, x, y: torch.minimum(x, y),
+    nn.QuotientOp: lambda op, x, y: torch.div(x, y, rounding_mode="trunc"),
     nn.NegOp: lambda op, x: -x,
     nn.AbsOp: lambda op, x: x.abs(),
     nn.SignOp: lambda op, x: x.sign(),

@@ -24,6 +24,7 @@ CASES: list[Case] = [
     *few(nn.TanOp, "positive"),
     *few(nn.AtanOp),
     *few(nn.ErfOp),
+    *few(nn.ErfcOp),
 ]
 
 
@@ -44,4 +45,5 @@ REFERENCES: dict[type[Operation], Reference] = {
     nn.TanOp: lambda op, x: x.tan(),
     nn.AtanOp: lambda op, x: x.atan(),
     nn.ErfOp: lambda op, x: x.erf(),
+    nn.ErfcOp: lambda op, x: x.erfc(),
 }

@@ -9,6 +9,11 @@ from shardir.dialects.text import word
 
 CASES: list[Case] = [
     *(case for op in (nn.AndOp, nn.OrOp, nn.XorOp) for case in binary(op, ("i1", *INTEGERS))[1:3]),
+    *(
+        case
+        for op in (nn.ShiftLeftOp, nn.ShiftRightOp)
+        for case in binary(op, INTEGERS, ("normal", "below:31"))[:3]
+    ),
     *unary(nn.NotOp, ("i1", *INTEGERS), shapes=("odd",)),
     *(
         case
@@ -46,6 +51,8 @@ REFERENCES: dict[type[Operation], Reference] = {
     nn.AndOp: lambda op, x, y: x & y,
     nn.OrOp: lambda op, x, y: x | y,
     nn.XorOp: lambda op, x, y: x ^ y,
+    nn.ShiftLeftOp: lambda op, x, y: x << y,
+    nn.ShiftRightOp: lambda op, x, y: x >> y,
     nn.NotOp: lambda op, x: ~x,
     nn.IsnanOp: lambda op, x: x.isnan(),
     nn.IsinfOp: lambda op, x: x.isinf(),

@@ -10,6 +10,7 @@ from shardir.algebra.layout import Shape
 from shardir.dialects import nn
 from shardir.dialects.nn.base import TensorOp
 from shardir.dialects.nn.properties import int_attr
+from shardir.dialects.nn.types import element_name, unsharded_type
 
 
 def triangle(op: type[TensorOp], shape: Shape, diagonal: int) -> Case:
@@ -28,6 +29,19 @@ def convert(source: str, target: str, shape: Shape) -> Case:
         result_element=target,
         gradient=floats,
         kinds=("ties",) if target == "i1" else (),
+    )
+
+
+def bitcast(source: str, target: str, shape: Shape, kind: str = "normal") -> Case:
+    return Case(
+        f"{source}->{target}",
+        nn.BitcastOp,
+        (shape,),
+        (source,),
+        result=shape,
+        result_element=target,
+        gradient=False,
+        kinds=(kind,),
     )
 
 
@@ -53,11 +67,37 @@ CASES: list[Case] = [
     select("rows", (3,), ODD, (1, 3)),
     *(convert(s, t, EVEN) for s in ALL for t in ALL if s != t),
     convert("f64", "f32", ODD),
+    bitcast("f64", "i64", ODD),
+    bitcast("f32", "i32", EVEN),
+    bitcast("f16", "i32", ODD),
+    bitcast("bf16", "i32", EVEN),
+    bitcast("i64", "f64", EVEN),
+    bitcast("i32", "f32", ODD),
+    bitcast("i32", "f16", EVEN, "below:30000"),
+    bitcast("i32", "bf16", ODD, "below:30000"),
 ]
 
 
 def _convert(op: nn.ConvertOp, x: torch.Tensor) -> torch.Tensor:
     return x.to(dtype_of(op.out))
+
+
+NARROW = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
+
+
+def _bitcast(op: nn.BitcastOp, x: torch.Tensor) -> torch.Tensor:
+    """Other references are in double precision; here the bits are those of the type."""
+    source, target = (
+        NARROW.get(element_name(unsharded_type(v).element_type), dtype_of(v))
+        for v in (op.x, op.out)
+    )
+    x = x.to(source)
+    if source.itemsize == target.itemsize:
+        out = x.view(target)
+        return out.double() if target.is_floating_point else out
+    if source.is_floating_point:
+        return x.view(torch.uint16).to(target)
+    return x.to(torch.uint16).view(target).double()
 
 
 def _clamp(op: nn.ClampOp, x: torch.Tensor) -> torch.Tensor:
@@ -86,6 +126,7 @@ REFERENCES: dict[type[Operation], Reference] = {
     nn.TriuOp: lambda op, x: x.triu(op.diagonal.value.data),
     nn.SelectOp: lambda op, c, x, y: torch.where(c, x, y),
     nn.ConvertOp: _convert,
+    nn.BitcastOp: _bitcast,
     nn.StopGradientOp: lambda op, x: x.detach(),
     nn.StraightThroughOp: lambda op, x, history: _StraightThrough.apply(x, history),
 }

@@ -2,7 +2,7 @@
 
 from abc import ABC
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from xdsl.dialects.builtin import TensorType
@@ -11,7 +11,7 @@ from xdsl.irdl import operand_def, result_def
 
 from shardir.diagnostics import ShardirError
 from shardir.dialects.definition import op_definition
-from shardir.dialects.nn.base import STRATEGY, Array, Device
+from shardir.dialects.nn.base import STRATEGY, Array, Device, Props, Types
 from shardir.dialects.nn.elementwise import (
     Arithmetic,
     Binary,
@@ -21,6 +21,7 @@ from shardir.dialects.nn.elementwise import (
     PiecewiseConstant,
     Unary,
 )
+from shardir.dialects.nn.types import integer_element
 
 if TYPE_CHECKING:
     from shardir.dialects.builder import OpBuilder
@@ -120,6 +121,24 @@ class RemainderOp(Arithmetic, Binary):
     def partials(self, b: "OpBuilder", dy: SSAValue) -> Sequence[SSAValue | None]:
         quotient = b.value(RoundOp, b.div(b.sub(self.lhs, self.out), self.rhs))
         return dy, b.neg(b.mul(dy, quotient))
+
+
+@op_definition
+class QuotientOp(PiecewiseConstant, Binary):
+    """The quotient of integers, rounded towards 0; y = 0 is an error"""
+
+    name = "nn.quotient"
+
+    @classmethod
+    def element(cls, operands: Types, props: Props) -> Any:
+        return integer_element(cls.name, operands)
+
+    def evaluate(self, device: Device, *arrays: Array) -> Array:
+        x, y = arrays
+        if not y.all():
+            raise ShardirError("expected integer divisors other than 0, got 0; use floats")
+        down = np.floor_divide(x, y)
+        return down + ((down < 0) & (down * y != x))
 
 
 @op_definition

@@ -229,6 +229,26 @@ def erf(x: Array) -> Array:
 _erf = np.vectorize(math.erf, otypes=[np.float64])
 
 
+def erfc(x: Array) -> Array:
+    """1 - erf(x), precise where it is small."""
+    return np.asarray(_erfc(x), dtype=x.dtype)
+
+
+_erfc = np.vectorize(math.erfc, otypes=[np.float64])
+
+
+@op_definition
+class ErfcOp(FloatUnary):
+    """1 - erf(x), precise where it is small"""
+
+    name = "nn.erfc"
+    NUMPY: ClassVar[NumpyFunction] = erfc
+
+    def partials(self, b: "OpBuilder", dy: SSAValue) -> Sequence[SSAValue | None]:
+        bell = b.value(ExpOp, b.neg(b.value(SquareOp, self.x)))
+        return (b.scale(b.mul(dy, bell), -2 / math.sqrt(math.pi)),)
+
+
 @op_definition
 class ErfOp(FloatUnary):
     """The error function"""

@@ -12,7 +12,7 @@ from shardir.diagnostics import ShardirError, coded
 from shardir.dialects.definition import op_definition
 from shardir.dialects.nn.base import STRATEGY, Array, Device, Props, Types
 from shardir.dialects.nn.elementwise import Binary, NumpyFunction, PiecewiseConstant, Unary
-from shardir.dialects.nn.types import float_element, same_element
+from shardir.dialects.nn.types import float_element, integer_element, same_element
 from shardir.dialects.text import WordAttr
 
 COMPARISONS: dict[str, Callable[[Array, Array], Array]] = {
@@ -116,6 +116,30 @@ class XorOp(Bitwise, Binary):
 
     name = "nn.xor"
     NUMPY: ClassVar[NumpyFunction] = np.bitwise_xor
+
+
+class Shift(PiecewiseConstant, Binary, ABC):
+    """A shift of the bits of integers, by 0 to one less than they have."""
+
+    @classmethod
+    def element(cls, operands: Types, props: Props) -> Any:
+        return integer_element(cls.name, operands)
+
+
+@op_definition
+class ShiftLeftOp(Shift):
+    """The bits of x shifted to the left by y, with zeros at the right"""
+
+    name = "nn.shift_left"
+    NUMPY: ClassVar[NumpyFunction] = np.left_shift
+
+
+@op_definition
+class ShiftRightOp(Shift):
+    """The bits of x shifted to the right by y, with copies of the sign at the left"""
+
+    name = "nn.shift_right"
+    NUMPY: ClassVar[NumpyFunction] = np.right_shift
 
 
 @op_definition

@@ -2,7 +2,7 @@
 all elements, but convert the type or stop the gradient."""
 
 from abc import ABC
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -25,10 +25,17 @@ from shardir.diagnostics import ShardirError, coded
 from shardir.dialects.definition import op_definition
 from shardir.dialects.dist import tensor
 from shardir.dialects.nn.base import STRATEGY, Array, Device, Props, Types
-from shardir.dialects.nn.elementwise import Elementwise, Float, FloatUnary, NumpyFunction, Unary
+from shardir.dialects.nn.elementwise import (
+    Elementwise,
+    Float,
+    FloatUnary,
+    NumpyFunction,
+    PiecewiseConstant,
+    Unary,
+)
 from shardir.dialects.nn.logic import IsfiniteOp
 from shardir.dialects.nn.properties import float_of, int_of
-from shardir.dialects.nn.types import float_element, same_element, unsharded_type
+from shardir.dialects.nn.types import element_name, float_element, same_element, unsharded_type
 
 if TYPE_CHECKING:
     from shardir.dialects.builder import OpBuilder
@@ -153,6 +160,54 @@ class TriuOp(Triangle):
 
 
 # ---- all elements ----
+
+
+BITS: Mapping[str, tuple[str, type, type]] = {
+    "f64": ("i64", np.float64, np.int64),
+    "f32": ("i32", np.float32, np.int32),
+    "f16": ("i32", np.float16, np.uint16),
+    "bf16": ("i32", np.float32, np.uint32),
+}
+"""Of each float type, the integers that have its bits, and both in numpy. bf16 is the upper half of
+f32."""
+
+
+@op_definition
+class BitcastOp(PiecewiseConstant, Unary):
+    """The bits of floats as integers of the result's element type, or integers' bits as floats: f64
+    and i64, f32 and i32; those of f16 and bf16 are the lower half of an i32, whose upper half is
+    0."""
+
+    name = "nn.bitcast"
+    FLOPS: ClassVar[int] = 0
+    INFERRED: ClassVar[bool] = False
+    assembly_format = f"$x {STRATEGY}"
+
+    @classmethod
+    def infer(cls, operands: Types, props: Props) -> list[TensorType]:
+        raise ShardirError(f"expected explicit result types of {cls.name}, got none")
+
+    @classmethod
+    def check_results(cls, operands: Types, results: Types, props: Props) -> None:
+        x, out = operands[0], results[0]
+        if x.get_shape() != out.get_shape():
+            message = f"expected a result of shape {list(x.get_shape())}, got {out}"
+            raise ShardirError(coded("T1", message))
+        names = [element_name(t.element_type) for t in (x, out)]
+        if not any(BITS.get(a, ("",))[0] == b for a, b in (names, names[::-1])):
+            message = f"expected floats and integers of as many bits, got {names[0]} and {names[1]}"
+            raise ShardirError(coded("T5", message))
+
+    def evaluate(self, device: Device, *arrays: Array) -> Array:
+        source, target = (element_name(unsharded_type(v).element_type) for v in (self.x, self.out))
+        half = 16 if "bf16" in (source, target) else 0
+        if source in BITS:
+            _, kind, bits = BITS[source]
+            return (np.ascontiguousarray(arrays[0], kind).view(bits) >> half).reshape(
+                arrays[0].shape
+            )
+        _, kind, bits = BITS[target]
+        return (arrays[0].astype(bits) << half).astype(bits).view(kind)
 
 
 @op_definition

@@ -9,6 +9,7 @@ from xdsl.dialects.builtin import (
     AnyFloat,
     BFloat16Type,
     Float16Type,
+    IntegerType,
     NoneAttr,
     TensorType,
     f32,
@@ -113,6 +114,14 @@ def float_element(op: str, operands: Types) -> AnyFloat:
     element = same_element(operands)
     if not isinstance(element, AnyFloat):
         raise ShardirError(coded("T5", f"expected floats in {op}, got {element}"))
+    return element
+
+
+def integer_element(op: str, operands: Types) -> IntegerType:
+    """Return the element type of all operands. Raises ShardirError unless it is i32 or i64."""
+    element = same_element(operands)
+    if not isinstance(element, IntegerType) or element == i1:
+        raise ShardirError(coded("T5", f"expected integers in {op}, got {element}"))
     return element
 
 

@@ -1,16 +1,18 @@
 """The reader of jaxlib's bindings: a module of theirs, or a text, as plain values."""
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
-from jaxlib.mlir import ir
+from jaxlib.mlir import ir, passmanager
 from jaxlib.mlir._mlir_libs import _jax_mlir_ext
-from jaxlib.mlir.dialects import chlo, sdy, stablehlo
+from jaxlib.mlir.dialects import chlo, func, sdy, stablehlo
 from xdsl.dialects.builtin import LocationAttr
 
 from shardir.build.function import PACKAGE, file_line
 from shardir.diagnostics import ShardirError
+from shardir.frontends.stablehlo.complexes import is_lowered
 from shardir.frontends.stablehlo.form import (
     FIELDS,
     WORDS,
@@ -22,6 +24,7 @@ from shardir.frontends.stablehlo.form import (
     HloValue,
 )
 from shardir.frontends.stablehlo.generic import read_numbers
+from shardir.frontends.stablehlo.ops import TABLE
 
 DIMENSIONS: Mapping[Any, tuple[str, ...]] = {
     getattr(stablehlo, f"{name.capitalize()}DimensionNumbers"): fields
@@ -35,6 +38,11 @@ ARRAYS = (
     ir.DenseI64ArrayAttr, ir.DenseI32ArrayAttr, ir.DenseI16ArrayAttr, ir.DenseI8ArrayAttr,
     ir.DenseBoolArrayAttr, ir.DenseF32ArrayAttr, ir.DenseF64ArrayAttr,
 )  # fmt: skip
+
+EXPANSION = "builtin.module(func.func(chlo-legalize-to-stablehlo,stablehlo-complex-math-expander))"
+"""The passes of StableHLO that write a function as a computation of simpler ones."""
+
+stablehlo.register_stablehlo_passes()
 
 
 def read_text(text: str) -> HloProgram:
@@ -66,6 +74,7 @@ def read_module(module: ir.Module) -> HloProgram:
 class _ModuleReader:
     def __init__(self) -> None:
         self.values: dict[Any, HloValue] = {}
+        self.expansions: dict[str, HloFunction | None] = {}
 
     def program(self, module: ir.Module) -> HloProgram:
         program = HloProgram(attributes=_attributes(module.operation))
@@ -81,6 +90,7 @@ class _ModuleReader:
                     )
                 case _:
                     program.others.append(self.op(op))
+        program.functions.update({f.name: f for f in self.expansions.values() if f is not None})
         return program
 
     def function(self, op: ir.Operation) -> HloFunction:
@@ -103,17 +113,55 @@ class _ModuleReader:
         results = [HloValue(_type(r.type)) for r in op.results]
         self.values.update(zip(op.results, results, strict=True))
         regions = [self.block(r) for r in op.regions]
-        return HloOp(op.name, operands, results, _attributes(op), regions, _line(op.location))
+        line = _line(op.location)
+        if _needs_expansion(op) and (f := self.expansion(op)) is not None:
+            return HloOp("func.call", operands, results, {"callee": f.name}, (), line)
+        return HloOp(op.name, operands, results, _attributes(op), regions, line)
+
+    def expansion(self, op: ir.Operation) -> HloFunction | None:
+        """Return a function that computes an op by simpler ones, as StableHLO's passes write it;
+        None if they do not."""
+        types = [[v.type for v in values] for values in (op.operands, op.results)]
+        attributes = {name: op.attributes[name] for name in op.attributes}
+        key = f"{op.name} {types} {attributes}"
+        if key not in self.expansions:
+            with ir.Location.unknown(op.context):
+                module = ir.Module.create()
+                with ir.InsertionPoint(module.body):
+                    f = func.FuncOp(f"{op.name}_{len(self.expansions)}", tuple(types))
+                block = f.add_entry_block()
+                with ir.InsertionPoint(block):
+                    simple = ir.Operation.create(
+                        op.name, types[1], list(block.arguments), attributes
+                    )
+                    func.ReturnOp(simple.results)
+                with suppress(ir.MLIRError):  # the import refuses what the passes do not know
+                    passmanager.PassManager.parse(EXPANSION).run(module.operation)
+                is_same = any(_needs_expansion(o.operation) for o in block.operations)
+            self.expansions[key] = None if is_same else self.function(f.operation)
+        return self.expansions[key]
+
+
+def _needs_expansion(op: ir.Operation) -> bool:
+    """Whether the importer has no entry for an op: a function of CHLO, or of complex numbers."""
+    dialect = op.name.partition(".")[0]
+    if dialect not in ("chlo", "stablehlo") or len(op.regions) or not len(op.operands):
+        return False
+    elements = {_type(v.type).element for v in (*op.operands, *op.results)}
+    if any(e.startswith("complex") for e in elements):
+        return not is_lowered(op.name)
+    return dialect == "chlo" and (op.name not in TABLE or (op.name, *elements) in NARROW)
+
+
+NARROW = {("chlo.erf_inv", "f64")}
+"""Ops whose entries have not the precision of an element type."""
 
 
 def _attributes(op: ir.Operation) -> dict[str, Any]:
-    attributes: dict[str, Any] = {}
-    for name in op.attributes:
-        try:
-            attributes[name] = _attribute(op.attributes[name])
-        except TypeError:  # of complex numbers, which jaxlib has no class for
-            attributes[name] = None
-    return attributes
+    if op.name == "stablehlo.constant" and "complex<" in str(op.results[0].type):
+        text = str(op)  # jaxlib has no class for complex numbers
+        return {"value": read_numbers(text[text.index("dense") :])}
+    return {name: _attribute(op.attributes[name]) for name in op.attributes}
 
 
 def _attribute(attr: Any) -> Any:

@@ -87,6 +87,7 @@ COMBINED: Mapping[type, Callable[..., IndexBounds]] = {
     nn.MinOp: lambda a, b: (min(a[0], b[0]), min(a[1], b[1])),
     nn.MaxOp: lambda a, b: (max(a[0], b[0]), max(a[1], b[1])),
     nn.AndOp: _and,
+    nn.ShiftRightOp: lambda a, b: (min(a[0] >> n for n in b), max(a[1] >> n for n in b)),
     nn.SelectOp: _union,
     nn.ConcatOp: _union,
     nn.StackOp: _union,

@@ -78,6 +78,7 @@ SPELLINGS = {"scatter_dims_to_operand_dims": "scattered_dims_to_operand_dims"}
 
 NUMPY: Mapping[Attribute, str] = {
     builtin.f16: "<f2", builtin.f32: "<f4", builtin.f64: "<f8", builtin.i1: "?",
+    builtin.ComplexType(builtin.f32): "<c8", builtin.ComplexType(builtin.f64): "<c16",
 }  # fmt: skip
 """The types whose numbers numpy reads as they are stored; and integers."""
 
@@ -305,14 +306,12 @@ def _convolution(text: str) -> dict[str, Any]:
     return fields
 
 
-def _numbers(attr: Any) -> np.ndarray | None:
-    """Return the numbers of a dense attribute; None if they are complex."""
+def _numbers(attr: Any) -> np.ndarray:
+    """Return the numbers of a dense attribute."""
     element, data = attr.get_element_type(), attr.data.data
     shape = tuple(attr.get_shape())
     if (dtype := NUMPY.get(element)) is not None and element != builtin.i1:
         stored = np.frombuffer(data, dtype)
-    elif isinstance(element, builtin.ComplexType):
-        return None
     else:
         stored = np.array(attr.get_values(), _dtype(element))
     if stored.size and attr.is_splat():

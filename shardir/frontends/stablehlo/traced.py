@@ -17,6 +17,7 @@ from shardir.algebra.sharding import Sharding
 from shardir.diagnostics import ShardirError, describe
 from shardir.dialects.nn.base import Array
 from shardir.frontends.stablehlo.bindings import read_module
+from shardir.frontends.stablehlo.complexes import as_complex, as_parts, without_complex
 from shardir.frontends.stablehlo.form import HloProgram
 from shardir.frontends.stablehlo.names import name_of
 
@@ -69,7 +70,7 @@ def trace(f: Any, args: Sequence[Any], in_shardings: Any) -> TracedFunction:
         raise ShardirError(f"expected a function of JAX, got {describe(f)}")
     jitted: Any = f if hasattr(f, "lower") else jax.jit(f, keep_unused=True)
     lowered = jitted.lower(*args)
-    program = read_module(lowered.compiler_ir("stablehlo"))
+    program = without_complex(read_module(lowered.compiler_ir("stablehlo")))
     all_leaves = _leaves(f, args, lowered.args_info[0], in_shardings)
     names = [a.name for a in program.functions["main"].block.arguments]
     leaves = all_leaves
@@ -85,7 +86,13 @@ def trace(f: Any, args: Sequence[Any], in_shardings: Any) -> TracedFunction:
     results = jax.tree.unflatten(structure, range(structure.num_leaves))
     name = re.sub(r"\W", "_", getattr(f, "__name__", "main")).strip("_") or "main"
     replaced = _replaced(leaves, lowered, results, args)
-    return TracedFunction(name, program, leaves, structure.unflatten, replaced)
+    kinds = [np.issubdtype(x.dtype, np.complexfloating) for x in jax.tree.leaves(lowered.out_info)]
+
+    def unflatten(arrays: Sequence[Array]) -> Any:
+        both = zip(arrays, kinds, strict=True)
+        return structure.unflatten([as_complex(x) if is_complex else x for x, is_complex in both])
+
+    return TracedFunction(name, program, leaves, unflatten, replaced)
 
 
 def _leaves(f: Any, args: Sequence[Any], infos: Any, in_shardings: Any) -> list[ArgumentLeaf]:
@@ -111,6 +118,8 @@ def _numbers(x: Any) -> Array | None:
     if isinstance(x, jax.Array) and jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key):
         x = jax.random.key_data(x)
     array = np.asarray(x)
+    if np.iscomplexobj(array):
+        return as_parts(array)
     kind = WIDER.get(str(array.dtype))
     return array if kind is None else array.astype(kind)
 

@@ -21,8 +21,14 @@ RANGES: Mapping[str, tuple[int, int]] = {
 
 WIDTHS: Mapping[str, int] = {
     "i64": 64, "i32": 32, "i16": 16, "i8": 8, "ui16": 16, "ui8": 8, "ui32": 32, "ui64": 64,
+    "f64": 64, "f32": 32, "f16": 16, "bf16": 16,
 }  # fmt: skip
-"""The bits of each integer type."""
+"""The bits of each type."""
+
+BITS: Mapping[str, int] = {"i64": 64, "i32": 32}
+"""The bits of our integer types."""
+
+UNSIGNED = frozenset(("ui8", "ui16", "ui32", "ui64"))
 
 
 def is_float(element: str) -> bool:
@@ -37,3 +43,27 @@ def wrap(x: Value, element: str) -> Value:
     if low == 0:
         return nn.and_(x, count - 1)
     return nn.and_(x - low, count - 1) + low
+
+
+def in_order_of(x: Value, element: str) -> Value:
+    """Return numbers whose order as i64 is that of the element type: those of ui64 with the other
+    sign bit. Applied to its result, it is undone."""
+    return nn.xor(x, -(2**63)) if element == "ui64" else x
+
+
+def shifted_right(x: Value, amount: Value | int, width: int) -> Value:
+    """Return numbers of `width` bits, shifted to the right with zeros at the left. Those of 32 bits
+    and less are not negative then; those of 64 bits are if the amount is 0."""
+    if width == 64:
+        bits = BITS[x.dtype]
+        if isinstance(amount, int):
+            return nn.and_(nn.shift_right(x, amount), 2 ** (bits - amount) - 1) if amount else x
+        mask = nn.not_(nn.shift_left(nn.shift_right(_least(x), amount), 1))
+        return nn.and_(nn.shift_right(x, amount), mask)
+    unsigned = nn.and_(x.to("i64"), 2**width - 1)
+    out = nn.shift_right(unsigned, amount if isinstance(amount, int) else amount.to("i64"))
+    return out if x.dtype == "i64" else out.to(x.dtype)
+
+
+def _least(x: Value) -> Value:
+    return x.function.constant(-(2**63), dtype="i64")

@@ -41,6 +41,11 @@ def _extreme(call: str, bound: str) -> Callable[[EmissionScope, Operation], Text
     return entry
 
 
+def _quotient(s: EmissionScope, op: nn.QuotientOp) -> Text:
+    divisor = s.scalar(op.rhs) or s.operand(op.rhs)
+    return f'torch.div({s.operand(op.lhs)}, {divisor}, rounding_mode="trunc")'
+
+
 def _lerp(s: EmissionScope, op: nn.LerpOp) -> Text:
     weight = s.scalar(op.weight) or s.operand(op.weight)
     return f"torch.lerp({s.operand(op.lhs)}, {s.operand(op.rhs)}, {weight})"
@@ -63,6 +68,7 @@ TORCH: dict[type[Operation], Entry] = {
     nn.MulOp: _mul,
     nn.DivOp: _div,
     nn.RemainderOp: infix("%"),
+    nn.QuotientOp: _quotient,
     nn.LerpOp: _lerp,
     nn.MaxOp: _extreme("maximum", "min"),
     nn.MinOp: _extreme("minimum", "max"),

@@ -23,4 +23,5 @@ TORCH: dict[type[Operation], Entry] = {
     nn.TanOp: method("tan"),
     nn.AtanOp: method("atan"),
     nn.ErfOp: method("erf"),
+    nn.ErfcOp: method("erfc"),
 }

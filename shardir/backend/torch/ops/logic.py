@@ -24,6 +24,8 @@ TORCH: dict[type[Operation], Entry] = {
     nn.AndOp: infix("&"),
     nn.OrOp: infix("|"),
     nn.XorOp: infix("^"),
+    nn.ShiftLeftOp: infix("<<"),
+    nn.ShiftRightOp: infix(">>"),
     nn.NotOp: _not,
     nn.CompareOp: _compare,
 }

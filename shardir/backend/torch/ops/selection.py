@@ -59,6 +59,16 @@ def _convert(s: EmissionScope, op: nn.ConvertOp) -> Text:
     return f"{s.operand(op.x)}.to({s.dtype(op.out)})"
 
 
+def _bitcast(s: EmissionScope, op: nn.BitcastOp) -> Text:
+    """16 bits are the lower half of 32."""
+    x = s.operand(op.x)
+    if s.element(op.x) in ("f16", "bf16"):
+        return f"{x}.view(torch.int16).to(torch.int32) & 0xFFFF"
+    if s.element(op.out) in ("f16", "bf16"):
+        return f"{x}.to(torch.int16).view({s.dtype(op.out)})"
+    return f"{x}.view({s.dtype(op.out)})"
+
+
 def _same(s: EmissionScope, op: nn.StopGradientOp | nn.StraightThroughOp) -> Text:
     return op.x
 
@@ -70,6 +80,7 @@ TORCH: dict[type[Operation], Entry] = {
     nn.TriuOp: _triangle("triu"),
     nn.SelectOp: _select,
     nn.ConvertOp: _convert,
+    nn.BitcastOp: _bitcast,
     nn.StopGradientOp: _same,
     nn.StraightThroughOp: _same,
 }

@@ -34,6 +34,8 @@ def _convolution(t: OpTranslation, x: Value, w: Value) -> Value:
     low, high = ([0, 0, *(min(e[side], 0) for e in edges)] for side in (0, 1))
     x = pad(t, x, low, high, [0] * (spatial + 2))
     padding = tuple(max(n, 0) for e in edges for n in e)
+    if 0 in t.shape:
+        return t.filled(0, t.shape)
     groups = t["batch_group_count"] or 1
     if groups > 1:
         x = _batch_to_groups(t, x, groups)

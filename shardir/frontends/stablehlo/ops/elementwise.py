@@ -2,7 +2,6 @@
 alone is broadcast afterwards."""
 
 import math
-import struct
 from collections.abc import Callable
 from typing import Any
 
@@ -12,10 +11,17 @@ from shardir.build import Value, nn
 from shardir.dialects import nn as ops
 from shardir.frontends.stablehlo.folding import known
 from shardir.frontends.stablehlo.translation import HloEntry, OpTranslation
-from shardir.frontends.stablehlo.types import DTYPES, RANGES, WIDTHS, is_float, wrap
-
-ONE_IN_BITS = 0x3F800000
-"""The bits of 1.0 in f32: with 23 random bits below they are a number in [1, 2)."""
+from shardir.frontends.stablehlo.types import (
+    BITS,
+    DTYPES,
+    RANGES,
+    UNSIGNED,
+    WIDTHS,
+    in_order_of,
+    is_float,
+    shifted_right,
+    wrap,
+)
 
 
 def elementwise(make: Callable[..., Value], wraps: bool = False) -> HloEntry:
@@ -42,7 +48,28 @@ def _compare(t: OpTranslation, x: Value, y: Value) -> Value:
         return _compare_in_total_order(t, how, x, y)
     if not is_float(t.type(0).element) and (decided := _decided(t, how, x, y)) is not None:
         return t.constant(decided, "i1")
+    if how not in ("eq", "ne"):
+        x, y = _ordered(t, x, y)
     return nn.compare(x, y, how=how)
+
+
+def _ordered(t: OpTranslation, *xs: Value) -> list[Value]:
+    """Return operands of the same type by whose order in our element type they are ordered."""
+    element = t.type(len(t.op.operands) - 1).element
+    if all(_is_small(t, x) for x in xs):
+        return [*xs]
+    return [in_order_of(x, element) for x in xs]
+
+
+def _extreme(make: Callable[..., Value]) -> HloEntry:
+    """Make the entry of the minimum or maximum of values."""
+
+    def of(t: OpTranslation, *xs: Value) -> Value:
+        if t.element != "ui64" or all(_is_small(t, x) for x in xs):
+            return make(*xs)
+        return in_order_of(make(*_ordered(t, *xs)), t.element)
+
+    return _entry(of)
 
 
 def _compare_in_total_order(t: OpTranslation, how: str, x: Value, y: Value) -> Value:
@@ -71,7 +98,7 @@ def _is_canonical(t: OpTranslation, x: Value) -> bool:
 def _decided(t: OpTranslation, how: str, x: Value, y: Value) -> bool | None:
     """Return the result of a comparison that follows from the bounds of its operands."""
     a, b = t.range_of(x), t.range_of(y)
-    if a is None or b is None:
+    if a is None or b is None or (t.type(0).element == "ui64" and min(a[0], b[0]) < 0):
         return None
     if how in ("gt", "ge"):
         a, b, how = b, a, {"gt": "lt", "ge": "le"}[how]
@@ -111,20 +138,51 @@ def _abs(t: OpTranslation, x: Value) -> Value:
 
 
 def _divide(t: OpTranslation, x: Value, y: Value) -> Value:
-    """The quotient; of integers rounded towards 0. In f64 it is exact for 32 bits."""
-    if is_float(t.element):
-        return nn.div(x, y)
-    if t.element == "i64":
-        t.refuse("a division of 64-bit integers, which shardir has not; use 32 bits")
-    return nn.trunc(nn.div(x.to("f64"), y.to("f64"))).to(t.dtype)
+    return nn.div(x, y) if is_float(t.element) else _quotient(t, x, y)
+
+
+def _quotient(t: OpTranslation, x: Value, y: Value) -> Value:
+    """The quotient of integers, rounded towards 0. As in XLA, x / 0 has all bits, and the least
+    number / -1 is itself."""
+    if t.element == "ui64" and not (_is_small(t, x) and _is_small(t, y)):
+        return _unsigned_quotient(t, x, y)
+    bounds = t.range_of(y)
+    if bounds is not None and (bounds[0] > 0 or bounds[1] < -1):
+        return nn.quotient(x, y)
+    is_zero = nn.compare(y, 0, how="eq")
+    is_unit = nn.or_(is_zero, nn.compare(y, -1, how="eq"))
+    out = nn.quotient(x, nn.select(is_unit, t.constant(1), y))
+    all_bits = t.constant(
+        2 ** WIDTHS[t.element] - 1 if t.element in ("ui8", "ui16", "ui32") else -1
+    )
+    special = nn.select(is_zero, all_bits, nn.neg(x))
+    return wrap(nn.select(is_unit, special, out), t.element)
+
+
+def _unsigned_quotient(t: OpTranslation, x: Value, y: Value) -> Value:
+    """By halves, which are not negative (Warren, Hacker's Delight, 9-3)."""
+    x_first, y_first = (in_order_of(v, "ui64") for v in (x, y))
+    is_large, is_zero = nn.compare(y, 0, how="lt"), nn.compare(y, 0, how="eq")
+    at_least = nn.compare(x_first, y_first, how="ge")
+    one = t.constant(1)
+    divisor = nn.select(nn.or_(is_large, is_zero), one, y)
+    half = nn.shift_left(nn.quotient(shifted_right(x, 1, 64), divisor), 1)
+    rest = nn.sub(x, nn.mul(half, divisor))
+    is_more = nn.compare(in_order_of(rest, "ui64"), in_order_of(divisor, "ui64"), how="ge")
+    out = nn.add(half, nn.select(is_more, one, t.constant(0)))
+    large = nn.select(at_least, one, t.constant(0))
+    return nn.select(is_zero, t.constant(-1), nn.select(is_large, large, out))
 
 
 def _remainder(t: OpTranslation, x: Value, y: Value) -> Value:
     """The remainder of a division that rounds towards 0: it has the sign of x."""
-    if t.element.startswith("u"):
-        return nn.remainder(x, y)
+    if not is_float(t.element):
+        dividend, divisor = t.range_of(x), t.range_of(y)
+        if dividend is not None and divisor is not None and dividend[0] >= 0 and divisor[0] > 0:
+            return nn.remainder(x, y)
+        return wrap(nn.sub(x, nn.mul(_quotient(t, x, y), y)), t.element)
     rest = nn.remainder(nn.abs(x), nn.abs(y))
-    return nn.mul(nn.sign(x), rest)
+    return nn.select(nn.compare(x, 0.0, how="lt"), nn.neg(rest), rest)
 
 
 def _power(t: OpTranslation, x: Value, y: Value) -> Value:
@@ -133,12 +191,28 @@ def _power(t: OpTranslation, x: Value, y: Value) -> Value:
             return nn.square(x)
         return nn.pow(x, y)
     exponent = t.number(y)
-    if exponent is None or not 0 <= exponent <= 16:
-        t.refuse("a power of integers whose exponent is no constant from 0 to 16")
-    out = t.constant(1)
-    for _ in range(int(exponent)):
-        out = wrap(nn.mul(x, out), t.element)
-    return out
+    if exponent is not None and 0 <= exponent <= 16:
+        out = t.constant(1)
+        for _ in range(int(exponent)):
+            out = wrap(nn.mul(x, out), t.element)
+        return out
+    return _integer_power(t, x, y)
+
+
+def _integer_power(t: OpTranslation, x: Value, y: Value) -> Value:
+    """By squaring. A negative exponent gives 0, but for the bases 1 and -1."""
+    one, zero, width = t.constant(1), t.constant(0), WIDTHS[t.element]
+    out, power = one, x
+    for k in range(width):
+        is_odd = nn.compare(nn.and_(nn.shift_right(y, k), 1), 0, how="ne")
+        out = nn.select(is_odd, wrap(nn.mul(out, power), t.element), out)
+        if k < width - 1:
+            power = wrap(nn.mul(power, power), t.element)
+    if t.element in UNSIGNED:
+        return out
+    is_unit = nn.compare(nn.abs(x), 1, how="eq")
+    is_negative = nn.compare(y, 0, how="lt")
+    return nn.select(nn.and_(is_negative, nn.not_(is_unit)), zero, out)
 
 
 def _convert(t: OpTranslation, x: Value) -> Value:
@@ -146,7 +220,8 @@ def _convert(t: OpTranslation, x: Value) -> Value:
     if target == "i1" and source != "i1":
         return nn.compare(x, t.constant(0, DTYPES[source]), how="ne")
     if source == "ui64" and is_float(target) and not _is_small(t, x):
-        t.refuse("64-bit unsigned integers that may be 2^53 or more, as floats")
+        half = nn.or_(shifted_right(x, 1, 64), nn.and_(x, 1)).to(t.dtype)
+        return nn.select(nn.compare(x, 0, how="lt"), nn.add(half, half), x.to(t.dtype))
     out = x
     if x.dtype != t.dtype:
         (out,) = t.function.op(ops.ConvertOp, [x], dtype=t.dtype)
@@ -158,40 +233,63 @@ def _clamp(t: OpTranslation, low: Value, x: Value, high: Value) -> Value:
     ends = t.number(low), t.number(high)
     if is_float(t.element) and all(isinstance(n, float) for n in ends):
         return nn.clamp(x, min=ends[0], max=ends[1])
-    return nn.min(nn.max(x, low), high)
+    if t.element != "ui64":
+        return nn.min(nn.max(x, low), high)
+    low, x, high = _ordered(t, low, x, high)
+    return in_order_of(nn.min(nn.max(x, low), high), t.element)
 
 
 def _shift_left(t: OpTranslation, x: Value, y: Value) -> Value:
-    return wrap(nn.mul(x, 2 ** _amount(t, y)), t.element)
+    is_within, amount = _amount(t, y)
+    return _where(t, is_within, wrap(nn.shift_left(x, amount), t.element), 0)
 
 
-def _amount(t: OpTranslation, y: Value) -> int:
-    amount = t.number(y)
-    if amount is None:
-        t.refuse("a shift by a number that is no constant")
-    width = WIDTHS[t.element]
-    if not 0 <= amount < min(width, 62):
-        t.refuse(f"a shift of {width} bits by {amount}")
-    return int(amount)
+def _shift_right_logical(t: OpTranslation, x: Value, y: Value) -> Value:
+    is_within, amount = _amount(t, y)
+    width, bounds = WIDTHS[t.element], t.range_of(x)
+    if bounds is not None and bounds[0] >= 0:
+        out = nn.shift_right(x, amount)
+    else:
+        out = shifted_right(x, amount, width)
+        bounds = (0, 2**width - 1)
+    number = t.number(y)
+    if number and is_within is True:
+        t.facts.bounds[out.ssa] = bounds[0] >> int(number), bounds[1] >> int(number)
+        return out
+    return wrap(_where(t, is_within, out, 0), t.element)
 
 
-def _shift_right(logical: bool) -> HloEntry:
-    def entry(t: OpTranslation, x: Value, y: Value) -> Value:
-        amount, x = _amount(t, y), t.source(x)
-        width, signed = WIDTHS[t.element], not t.element.startswith("u")
-        if width == 64 and not _is_small(t, x):
-            t.refuse("a shift to the right of 64-bit integers; use 32 bits")
-        bounds = t.range_of(x)
-        if logical and signed and width < 64:
-            x = nn.and_(x.to("i64"), 2**width - 1)
-        out = nn.floor(nn.mul(x.to("f64"), 0.5**amount)).to("i64").to(t.dtype)
-        if bounds is not None and bounds[0] >= 0:
-            t.facts.bounds[out.ssa] = bounds[0] >> amount, bounds[1] >> amount
-        elif logical and amount:
-            t.facts.bounds[out.ssa] = 0, (2**width - 1) >> amount
-        return t.spread(out)
+def _shift_right_arithmetic(t: OpTranslation, x: Value, y: Value) -> Value:
+    """Of unsigned integers too, the first bit is copied."""
+    gap = BITS[t.dtype] - WIDTHS[t.element]
+    if t.element in UNSIGNED and gap:
+        x = nn.shift_right(nn.shift_left(x, gap), gap)
+    is_within, amount = _amount(t, y)
+    sign = nn.shift_right(x, BITS[t.dtype] - 1)
+    return wrap(_where(t, is_within, nn.shift_right(x, amount), sign), t.element)
 
-    return entry
+
+def _amount(t: OpTranslation, y: Value) -> tuple[Value | bool, Value | int]:
+    """Return whether an amount is less than the bits of the type, and the amount, 0 if it is
+    not."""
+    width, number = WIDTHS[t.element], t.number(y)
+    if number is not None:
+        is_within = 0 <= number < width
+        return is_within, int(number) if is_within else 0
+    bounds = t.range_of(y)
+    if bounds is not None and 0 <= bounds[0] <= bounds[1] < width:
+        return True, y
+    is_within = nn.and_(nn.compare(y, 0, how="ge"), nn.compare(y, width, how="lt"))
+    return is_within, nn.select(is_within, y, t.constant(0))
+
+
+def _where(t: OpTranslation, condition: Value | bool, x: Value, other: Value | int) -> Value:
+    """Return x where the condition holds, else another value."""
+    if condition is True:
+        return x
+    if isinstance(other, int):
+        other = t.constant(other)
+    return t.spread(other) if condition is False else nn.select(condition, x, other)
 
 
 def _is_small(t: OpTranslation, x: Value) -> bool:
@@ -200,34 +298,78 @@ def _is_small(t: OpTranslation, x: Value) -> bool:
     return bounds is not None and 0 <= bounds[0] <= bounds[1] < 2**53
 
 
-def _of_small(entry: HloEntry) -> HloEntry:
-    """Refuse an op that reads ui64 as numbers, unless they are known to be small."""
+def _bits(x: Value, element: str) -> Value:
+    """Return the bits of numbers as unsigned integers, those of 64 bits in i64."""
+    if element in ("f64", "i64", "ui64"):
+        return nn.bitcast(x, dtype="i64") if element == "f64" else x
+    if is_float(element):
+        x = nn.bitcast(x, dtype="i32")
+    return wrap(x, f"ui{WIDTHS[element]}") if WIDTHS[element] < 32 else wrap(x.to("i64"), "ui32")
 
-    def checked(t: OpTranslation, *xs: Value) -> Any:
-        for i, x in enumerate(xs):
-            if t.type(i).element == "ui64" and not _is_small(t, t.source(x)):
-                t.refuse("64-bit unsigned integers that may be 2^53 or more; use 32 bits")
-        return entry(t, *xs)
 
-    return checked
+def _of_bits(x: Value, element: str) -> Value:
+    """Return the numbers of an element type that have these bits."""
+    if element in ("f64", "i64", "ui64"):
+        return nn.bitcast(x, dtype="f64") if element == "f64" else x
+    x = x if x.dtype == DTYPES.get(element) else x.to("i64" if element == "ui32" else "i32")
+    return nn.bitcast(x, dtype=element) if is_float(element) else wrap(x, element)
 
 
 def _bitcast(t: OpTranslation, x: Value) -> Value:
-    """Random bits below the exponent of 1.0 are a number in [1, 2): `1 + bits / 2^23`."""
+    """The same bits in another type. To narrower types a number becomes the numbers along a new
+    last dimension, the lowest bits first; to wider ones, those of the last dimension become one."""
     source, target = t.type(0).element, t.element
     if source == target:
         return x
-    op = t.source(x).ssa.owner
-    if (source, target) == ("ui32", "f32") and isinstance(op, ops.OrOp):
-        for bits, one in (op.operands, op.operands[::-1]):
-            bounds = t.range_of(Value(x.function, bits))
-            of_one = t.number(Value(x.function, one))
-            if of_one == ONE_IN_BITS and bounds is not None and 0 <= bounds[0] <= bounds[1] < 2**23:
-                return nn.add(nn.mul(Value(x.function, bits).to("f32"), 2.0**-23), 1.0)
-    number = t.number(x)
-    if number is not None and (source, target) == ("f32", "ui32"):
-        return t.constant(struct.unpack("<I", struct.pack("<f", number))[0])
-    t.refuse(f"the bits of {source} as {target}")
+    if "i1" in (source, target):
+        t.refuse("the bits of i1")
+    x = x if len(x.shape) == len(t.type(0).shape) else t.spread(x, t.type(0).shape)
+    before, after = WIDTHS[source], WIDTHS[target]
+    if before == after:
+        return _of_bits(_bits(x, source), target)
+    bits = _bits(x, source)
+    if before > after:
+        parts = [
+            shifted_right(bits.to("i64"), k, 64) if k else bits for k in range(0, before, after)
+        ]
+        parts = [nn.and_(p.to("i64"), 2**after - 1) for p in parts]
+        return _of_bits(nn.stack(*parts, axis=len(x.shape)), target)
+    last, out = len(x.shape) - 1, None
+    for k in range(after // before):
+        part = t.reshape(t.part(bits, last, k, 1), x.shape[:-1]).to("i64")
+        part = nn.shift_left(part, k * before) if k else part
+        out = part if out is None else nn.or_(out, part)
+    assert out is not None
+    return _of_bits(out, target)
+
+
+def _population_count(t: OpTranslation, x: Value) -> Value:
+    """Sums of neighbouring fields of bits: of 2, 4, 8, ... bits."""
+    return _convert_count(t, _count_bits(_bits(x, t.element).to("i64"), WIDTHS[t.element]))
+
+
+def _convert_count(t: OpTranslation, count: Value) -> Value:
+    return count if t.dtype == "i64" else count.to(t.dtype)
+
+
+def _count_bits(bits: Value, width: int) -> Value:
+    size = 1
+    while size < width:
+        mask = sum((2**size - 1) << k for k in range(0, 64, 2 * size))
+        mask = mask - 2**64 if mask >= 2**63 else mask
+        bits = nn.add(nn.and_(bits, mask), nn.and_(nn.shift_right(bits, size), mask))
+        size *= 2
+    return bits
+
+
+def _leading_zeros(t: OpTranslation, x: Value) -> Value:
+    """The bits above the first one: those that are 0 when all below it are set."""
+    width = WIDTHS[t.element]
+    bits, size = _bits(x, t.element).to("i64"), 1
+    while size < width:
+        bits = nn.or_(bits, shifted_right(bits, size, 64))
+        size *= 2
+    return _convert_count(t, nn.sub(width, _count_bits(bits, width)))
 
 
 def _reduce_precision(t: OpTranslation, x: Value) -> Value:
@@ -239,7 +381,9 @@ def _reduce_precision(t: OpTranslation, x: Value) -> Value:
 
 
 def _round_away(t: OpTranslation, x: Value) -> Value:
-    return nn.mul(nn.sign(x), nn.floor(nn.add(nn.abs(x), 0.5)))
+    whole = nn.trunc(x)
+    is_half = nn.compare(nn.abs(nn.sub(x, whole)), 0.5, how="ge")
+    return nn.select(is_half, nn.add(whole, nn.sign(x)), whole)
 
 
 def _cbrt(t: OpTranslation, x: Value) -> Value:
@@ -285,24 +429,43 @@ def _asinh(x: Value) -> Value:
     return nn.mul(nn.sign(x), nn.log1p(nn.add(size, rest)))
 
 
+def _half_exp(x: Value) -> Value:
+    """Return e^x / 2, which is finite wherever sinh and cosh are."""
+    return nn.exp(nn.sub(x, math.log(2)))
+
+
+def _sinh(x: Value) -> Value:
+    small = nn.expm1(x)
+    small = nn.mul(nn.add(small, nn.div(small, nn.add(small, 1.0))), 0.5)
+    is_small = nn.compare(nn.abs(x), 1.0, how="lt")
+    return nn.select(is_small, small, nn.sub(_half_exp(x), _half_exp(nn.neg(x))))
+
+
 OF_OTHERS: dict[str, Callable[..., Value]] = {
-    "sinh": lambda x: nn.mul(nn.sub(nn.expm1(x), nn.expm1(nn.neg(x))), 0.5),
-    "cosh": lambda x: nn.mul(nn.add(nn.exp(x), nn.exp(nn.neg(x))), 0.5),
+    "sinh": _sinh,
+    "cosh": lambda x: nn.add(_half_exp(x), _half_exp(nn.neg(x))),
     "asin": _asin,
     "acos": lambda x: nn.sub(math.pi / 2, _asin(x)),
     "asinh": _asinh,
     "acosh": lambda x: nn.log(nn.add(x, nn.sqrt(nn.mul(nn.add(x, 1.0), nn.sub(x, 1.0))))),
     "atanh": lambda x: nn.mul(nn.sub(nn.log1p(x), nn.log1p(nn.neg(x))), 0.5),
-    "erfc": lambda x: nn.sub(1.0, nn.erf(x)),
 }
-"""Functions of CHLO that are made of others."""
+"""Functions of CHLO that are made of others, in f32 and f64."""
+
+
+def _of_others(make: Callable[..., Value]) -> HloEntry:
+    def of(t: OpTranslation, x: Value) -> Value:
+        return make(x.to("f32")).to(t.dtype) if WIDTHS[t.element] == 16 else make(x)
+
+    return _entry(of)
+
 
 SIMPLE: dict[str, Callable[..., Any]] = {
-    "maximum": nn.max, "minimum": nn.min, "floor": nn.floor, "ceil": nn.ceil, "exponential": nn.exp,
+    "floor": nn.floor, "ceil": nn.ceil, "exponential": nn.exp,
     "exponential_minus_one": nn.expm1, "log": nn.log, "log_plus_one": nn.log1p, "sqrt": nn.sqrt,
     "rsqrt": nn.rsqrt, "sine": nn.sin, "cosine": nn.cos, "tan": nn.tan, "tanh": nn.tanh,
     "logistic": nn.sigmoid, "round_nearest_even": nn.round, "is_finite": nn.isfinite,
-    "xor": nn.xor, "erf": nn.erf, "sign": nn.sign,
+    "xor": nn.xor, "erf": nn.erf, "erfc": nn.erfc, "sign": nn.sign,
     "square": nn.square, "atan": nn.atan, "is_inf": nn.isinf,
 }  # fmt: skip
 
@@ -316,6 +479,8 @@ TABLE: dict[str, HloEntry] = {
     "stablehlo.multiply": lambda t, x, y: (
         _logical(nn.and_, True) if t.element == "i1" else elementwise(nn.mul, wraps=True)
     )(t, x, y),
+    "stablehlo.maximum": _extreme(nn.max),
+    "stablehlo.minimum": _extreme(nn.min),
     "stablehlo.negate": elementwise(nn.neg, wraps=True),
     "stablehlo.abs": _entry(_abs),
     "stablehlo.divide": _entry(_divide),
@@ -329,15 +494,15 @@ TABLE: dict[str, HloEntry] = {
     "stablehlo.convert": _entry(_convert),
     "stablehlo.clamp": _entry(_clamp),
     "stablehlo.shift_left": _entry(_shift_left),
-    "stablehlo.shift_right_logical": _shift_right(True),
-    "stablehlo.shift_right_arithmetic": _shift_right(False),
-    "stablehlo.bitcast_convert": _entry(_bitcast),
+    "stablehlo.shift_right_logical": _entry(_shift_right_logical),
+    "stablehlo.shift_right_arithmetic": _entry(_shift_right_arithmetic),
+    "stablehlo.popcnt": _entry(_population_count),
+    "stablehlo.count_leading_zeros": _entry(_leading_zeros),
+    "stablehlo.bitcast_convert": _bitcast,
     "stablehlo.reduce_precision": _entry(_reduce_precision),
     "stablehlo.round_nearest_afz": _entry(_round_away),
     "stablehlo.cbrt": _entry(_cbrt),
     "chlo.erf_inv": _entry(_erf_inv),
-    **{f"chlo.{name}": elementwise(make) for name, make in OF_OTHERS.items()},
+    **{f"chlo.{name}": _of_others(make) for name, make in OF_OTHERS.items()},
     "stablehlo.atan2": _entry(_atan2),
 }
-for _name in ("compare", "divide", "remainder", "maximum", "minimum", "power", "clamp"):
-    TABLE[f"stablehlo.{_name}"] = _of_small(TABLE[f"stablehlo.{_name}"])

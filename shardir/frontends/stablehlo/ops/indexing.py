@@ -239,6 +239,8 @@ def write_part(
 ) -> Value:
     """Return x with the update at the starts in some dimensions: of several dimensions, the part
     along the first one is read, updated along the others, and written."""
+    if 0 in update.shape:
+        return x
     starts = [(d, s) for d, s in starts if update.shape[d] != x.shape[d]]
     if not starts:
         return update

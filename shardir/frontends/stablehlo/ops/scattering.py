@@ -1,4 +1,4 @@
-"""Writes by index: scatters that add, and scatters that replace."""
+"""Writes by index: scatters that combine by a reduction, and scatters that replace."""
 
 from math import prod
 
@@ -11,20 +11,32 @@ from shardir.frontends.stablehlo.ops.indexing import (
     flat_indices,
     in_order,
 )
+from shardir.frontends.stablehlo.ops.reduction import COMBINE, kind_of, neutral
 from shardir.frontends.stablehlo.translation import HloEntry, OpTranslation
-from shardir.frontends.stablehlo.types import wrap
+from shardir.frontends.stablehlo.types import in_order_of, wrap
 
-BODIES = {"add(0, 1)": "add", "add(1, 0)": "add", "1": "set"}
+SET = "1"
+"""The body of a scatter that replaces."""
 
 
 def _scatter(t: OpTranslation, *operands: Value) -> Value:
     if len(operands) != 3:
         t.refuse("a scatter of several values at once")
     x, ids, updates = operands
-    text = expression(t.op.regions[0])
-    kind = BODIES.get(text)
-    if kind is None:
-        t.refuse(f"a scatter by {text[:80]}; sums and replacements are known")
+    body = t.op.regions[0]
+    kind = "set" if expression(body) == SET else kind_of(t, body)
+    if kind in ("any", "all"):  # of i1, as numbers
+        numbers = (x.to("i32"), ids, updates.to("i32"))
+        out = _combine(t, {"any": "max", "all": "min"}[kind], *numbers)
+        return nn.compare(out, 0, how="ne")
+    if kind in ("max", "min"):  # ui64 by its order
+        x, updates = (in_order_of(v, t.element) for v in (x, updates))
+        return in_order_of(_combine(t, kind, x, ids, updates), t.element)
+    return _combine(t, kind, x, ids, updates)
+
+
+def _combine(t: OpTranslation, kind: str, x: Value, ids: Value, updates: Value) -> Value:
+    """Combine the updates with x: by a reduction, or `set`."""
     numbers = t["scatter_dimension_numbers"]
     at = numbers["index_vector_dim"]
     starts = dict(
@@ -49,7 +61,7 @@ def _scatter(t: OpTranslation, *operands: Value) -> Value:
         d: clamped(t, c, x.shape[d] - sizes[d]) for d, c in starts.items()
         if sizes[d] < x.shape[d]
     }  # fmt: skip
-    if kind != "add":
+    if kind == "set":
         for d, e in zip(batching, batch, strict=True):
             columns[d] = t.spread(
                 t.iota(tuple(x.shape[d] if k == e else 1 for k in range(len(batch_shape))), e,
@@ -65,8 +77,8 @@ def _scatter(t: OpTranslation, *operands: Value) -> Value:
     updates = t.transpose(updates, order)
     if not columns:
         return _whole(t, x, updates, inside, len(batch_shape), kind, of)
-    if kind == "add":
-        return _add(t, x, of, updates, inside)
+    if kind != "set":
+        return _reduced(t, kind, x, of, updates, inside)
     return _set(t, x, of, updates, inside)
 
 
@@ -77,9 +89,12 @@ def _whole(
     """A scatter whose windows are the whole operand."""
     if of.batching or inside is not None:
         t.refuse("a scatter of whole operands with a batch")
-    if kind == "add":
-        total = nn.reduce(updates, kind="sum", dims=tuple(range(rank))) if rank else updates
-        return nn.add(x, t.reshape(total, x.shape))
+    if kind != "set":
+        dims = tuple(range(rank))
+        if rank and 0 in updates.shape[:rank]:
+            return x
+        total = nn.reduce(updates, kind=kind, dims=dims) if rank else updates
+        return wrap(COMBINE[kind](x, t.reshape(total, x.shape)), t.element)
     return t.reshape(t.part(updates, 0, updates.shape[0] - 1, 1) if rank else updates, x.shape)
 
 
@@ -104,26 +119,33 @@ def _of_windows(t: OpTranslation, of: IndexedForm, inside: Value, like: Value) -
     return t.reshape(mask, (*mask.shape, *[1] * (len(like.shape) - len(perm))))
 
 
-def _add(
-    t: OpTranslation, x: Value, of: IndexedForm, updates: Value, inside: Value | None
-) -> Value:
+def _reduced(
+    t: OpTranslation, kind: str, x: Value, of: IndexedForm, updates: Value, inside: Value | None
+) -> Value:  # fmt: skip
+    """Reduce the updates of each element, and combine them with x. Windows outside of the operand
+    have the reduction's neutral number."""
     if inside is not None:
         mask = _of_windows(t, of, inside, updates)
-        updates = nn.select(mask, updates, t.constant(0, updates.dtype))
+        first = neutral(kind, x.dtype)
+        updates = nn.select(mask, updates, t.constant(first, updates.dtype))
     flat = flat_indices(t, of)
     lead, rows = len(of.batch), prod(of.shape[d] for d in of.indexed)
     rest = tuple(of.shape[d] for d in of.rest)
     flat = t.transpose(flat, [*of.batch, *of.free, *range(len(of.batch_shape), len(flat.shape))])
     batch, inner = flat.shape[:lead], flat.shape[lead:]
-    if lead:
-        src = t.reshape(updates, (*batch, prod(inner), *rest))
-        ids = t.spread(t.reshape(flat, (*batch, prod(inner), *[1] * len(rest))), src.shape)
-        out = nn.scatter_add(ids, src, axis=lead, shape=(*batch, rows, *rest), dtype=src.dtype)
-    else:
+    if kind == "sum" and not lead:
         src = t.reshape(updates, (*inner, *rest))
         out = nn.gather_grad(flat, src, axis=0, shape=(rows, *rest), dtype=src.dtype)
+    else:
+        src = t.reshape(updates, (*batch, prod(inner), *rest))
+        ids = t.spread(t.reshape(flat, (*batch, prod(inner), *[1] * len(rest))), src.shape)
+        options = {"axis": lead, "shape": (*batch, rows, *rest), "dtype": src.dtype}
+        if kind == "sum":
+            out = nn.scatter_add(ids, src, **options)
+        else:
+            out = nn.scatter_reduce(ids, src, kind=kind, **options)
     out = _back(t, out, of)
-    return out if t.number(x) == 0 else wrap(nn.add(x, out), t.element)
+    return out if t.number(x) == neutral(kind, x.dtype) else wrap(COMBINE[kind](x, out), t.element)
 
 
 def _back(t: OpTranslation, out: Value, of: IndexedForm) -> Value:

@@ -16,6 +16,8 @@ def _constant(t: OpTranslation) -> Value:
     values = t["value"]
     if not isinstance(values, np.ndarray):
         t.refuse(f"the numbers {str(values)[:60]}, which can't be read")
+    if t.element == "ui64":
+        values = values.astype(np.uint64).astype(np.int64)
     if values.size and (values == values.flat[0]).all():
         return t.spread(t.constant(values.flat[0].item()))
     if values.size > MAX_CONSTANT:
@@ -89,13 +91,25 @@ def pad(
 def _padded(x: Value, low: Sequence[int], high: Sequence[int], value: float) -> Value:
     if not any(low) and not any(high):
         return x
+    if isinstance(value, int) and int(float(value)) != value:  # the filling of nn.pad is an f64
+        return nn.xor(_padded(nn.xor(x, value), low, high, 0), value)
     return nn.pad(x, low=tuple(low), high=tuple(high), value=float(value) if value else None)
 
 
 def _pad(t: OpTranslation, x: Value, value: Value) -> Value:
     padding = t["edge_padding_low"], t["edge_padding_high"], t["interior_padding"]
-    number = t.number(value)
-    if t.element == "i1":
+    return pad_by(t, x, *padding, value)
+
+
+def pad_by(
+    t: OpTranslation, x: Value, low: Sequence[int], high: Sequence[int], interior: Sequence[int],
+    value: Value,
+) -> Value:  # fmt: skip
+    """Pad with a value, which need not be known."""
+    padding, number = (low, high, interior), t.number(value)
+    if not any(map(any, padding)):
+        return x
+    if x.dtype == "i1":
         inside = pad(t, x.to("i32"), *padding, int(bool(number)))
         if number is not None:
             return nn.compare(inside, 0, how="ne")

@@ -286,7 +286,7 @@ TABLE: dict[str, AtenEntry] = {
     "sign": lambda t, x: x if x.dtype == "i1" else nn.sign(x),
     "relu": lambda t, x: nn.relu(x) if x.dtype.startswith(("f", "bf")) else nn.max(x, 0),
     "log10": lambda t, x: nn.log(t.value(x)) * (1 / log(10)),
-    "erfc": lambda t, x: 1.0 - nn.erf(t.value(x)),
+    "erfc": lambda t, x: nn.erfc(t.value(x)),
     "sinh": lambda t, x: (nn.exp(t.value(x)) - nn.exp(-t.value(x))) * 0.5,
     "cosh": lambda t, x: (nn.exp(t.value(x)) + nn.exp(-t.value(x))) * 0.5,
     "negative": unary(nn.neg),

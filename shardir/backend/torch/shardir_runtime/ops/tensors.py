@@ -169,6 +169,24 @@ def scatter_add(
     return out.scatter_add_(axis, here, value)
 
 
+def scatter_reduce(
+    ids: Tensor, src: Tensor, how: str, axis: int, rows: int, start: int, total: int
+) -> Tensor:  # fmt: skip
+    """Return `rows` along `axis`, each the product or extreme of the elements of src at its index,
+    or the identity if there is none. `how` is "prod", "amax" or "amin"."""
+    here, inside = local_ids(ids, start, rows, total)
+    first: float = 1
+    if how != "prod":
+        info = torch.finfo(src.dtype) if src.is_floating_point() else torch.iinfo(src.dtype)
+        first = info.min if how == "amax" else info.max
+        first = first * float("inf") if src.is_floating_point() else first
+    out = src.new_full([*ids.shape[:axis], rows, *ids.shape[axis + 1 :]], first)
+    if rows == 0:
+        return out
+    value = src if inside is None else src.where(inside, torch.full_like(src, first))
+    return out.scatter_reduce_(axis, here.long(), value, how)
+
+
 def index_copy_(
     x: Tensor, ids: Tensor, new: Tensor, axis: int, start: int, total: int
 ) -> Tensor:  # fmt: skip
