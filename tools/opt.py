@@ -22,9 +22,8 @@ from typing import TYPE_CHECKING, Any
 
 from xdsl.dialects.builtin import ModuleOp
 from xdsl.ir import Attribute
-from xdsl.parser import Parser
 from xdsl.passes import ModulePass
-from xdsl.utils.exceptions import DiagnosticException, ParseError
+from xdsl.utils.exceptions import DiagnosticException
 from xdsl.utils.target import Target
 
 from shardir import pipelines
@@ -46,6 +45,7 @@ from shardir.syntax.parser import default_parser, parser_of
 from shardir.syntax.printer import print_module
 from shardir.syntax.source import Source, collect_remarks, collect_warnings
 from shardir.syntax.verify import verify_all
+from shardir.syntax.xdsl_parser import parse_by_xdsl
 from shardir.tools import opt_files as files
 from shardir.tools.arguments import import_modules
 from shardir.tools.commands import command
@@ -281,7 +281,8 @@ class Driver(OptArguments):
     def verify_roundtrip(self, module: ModuleOp, source: Source) -> None:
         """Raise Failure unless the printed module is parsed to one that is printed alike."""
         text = self.text_of(module)
-        again = self.text_of(self.parse(Source(text, f"{source.name} as printed")))
+        printed = Source(text, f"{source.name} as printed")
+        again = self.text_of(self.parse(printed, is_printed=True))
         pairs = zip_longest(text.splitlines(), again.splitlines(), fillvalue="")
         for number, (line, other) in enumerate(pairs, 1):
             if line != other:
@@ -290,22 +291,20 @@ class Driver(OptArguments):
                     f", got {other.strip()}"
                 )
 
-    def parse(self, source: Source) -> ModuleOp:
-        if self.args.frontend == "stablehlo" or is_stablehlo(self.args.frontend, source):
+    def parse(self, source: Source, *, is_printed: bool = False) -> ModuleOp:
+        """Return the module of a source: of the input, or of a module that was printed."""
+        if not is_printed and is_stablehlo(self.args.frontend, source):
             from shardir.api.stablehlo import import_text
 
             self.ctx = default_parser().ctx
             return import_text(source.text, source.name)
-        parser = parser_of(source.text, allow_unregistered=self.args.allow_unregistered_dialect)
+        allow_unregistered = self.args.allow_unregistered_dialect
+        if self.args.frontend == "xdsl":
+            self.ctx = default_parser(allow_unregistered=allow_unregistered).ctx
+            return parse_by_xdsl(self.ctx, source, implicit_module=not self.args.no_implicit_module)
+        parser = parser_of(source.text, allow_unregistered=allow_unregistered)
         self.ctx = parser.ctx
-        if self.args.frontend != "xdsl":
-            return parser.parse_source(source)
-        try:
-            return Parser(parser.ctx, source.text, source.name).parse_module(
-                not self.args.no_implicit_module
-            )
-        except ParseError as e:
-            raise ParseErrors([source.at(e.span.start, e.span.end, e.msg)]) from None
+        return parser.parse_source(source)
 
     def verify(self, module: ModuleOp, source: Source, after: str | None = None) -> None:
         if self.args.disable_verify:
@@ -400,10 +399,11 @@ class Driver(OptArguments):
 
 
 def is_stablehlo(frontend: str, source: Source) -> bool:
-    """Whether a program is a file of MLIR with ops or attributes of StableHLO, Shardy or XLA: it
-    would lose its shardings if it was read as ops that are unknown."""
-    is_file_of_mlir = frontend != "xdsl" and source.name.endswith(".mlir")
-    return is_file_of_mlir and OF_STABLEHLO.search(source.text) is not None
+    """Whether a program is to be imported, also a file of MLIR with ops or attributes of StableHLO,
+    Shardy or XLA: it would lose its shardings if it was read as ops that are unknown."""
+    if frontend in ("stablehlo", "xdsl"):
+        return frontend == "stablehlo"
+    return source.name.endswith(".mlir") and OF_STABLEHLO.search(source.text) is not None
 
 
 def main(args: Sequence[str] | None = None) -> int:

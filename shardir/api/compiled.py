@@ -14,6 +14,7 @@ from xdsl.passes import ModulePass
 from shardir import pipelines
 from shardir.algebra.garbage import no_gc
 from shardir.algebra.plan_notation import PlanForm
+from shardir.api.caches import bound_caches
 from shardir.api.located import run_located
 from shardir.api.reproducer import write_reproducer
 from shardir.api.summary import Summary, rows_of
@@ -90,6 +91,7 @@ def compile_module(
     Raises:
         ShardirError: the errors of the program or the pipeline, with their locations.
     """
+    bound_caches()
     text = pipelines.pipeline_of(pipeline, mode, pipelines.DEFAULT)
     passes = pipelines.with_precision(pipelines.build(text), precision)
     passes = pipelines.with_plan(passes, plan)

@@ -88,6 +88,11 @@ verified = SignatureMemo()
 """The signatures that have been verified."""
 
 
+def number_of_signatures() -> int:
+    """Return the number of entries of all memos."""
+    return sum(len(memo) for memo in list(_memos.values()))
+
+
 def forget_signatures() -> None:
     """Clear all memos, after a change of the rules that they cache."""
     for memo in list(_memos.values()):

@@ -166,7 +166,10 @@ class ModuleBuilder(FunctionReductions):
     def unregistered_text(self, word: str) -> str:
         dialect, dot, _ = word.partition(".")
         if dot and self.ctx.get_optional_op(word) is not None:
-            return f'expected an op of shardir, got {word}; use the generic form "{word}"(...)'
+            return (
+                f'expected an op of shardir, got {word}; use the generic form "{word}"(...), or '
+                "shard-opt -f xdsl"
+            )
         hint = did_you_mean(word, self.known)
         if not hint and dot:
             dialects = sorted({name.split(".")[0] for name in self.known})

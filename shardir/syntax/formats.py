@@ -28,6 +28,7 @@ from xdsl.utils.exceptions import VerifyException
 from shardir.compat.xdsl import LISTS
 from shardir.diagnostics import ShardirError
 from shardir.dialects.definition import format_of
+from shardir.dialects.signatures import Memo
 from shardir.grammar.machine import Token
 from shardir.syntax.omitted import infer_results, split
 from shardir.syntax.parts import share_out
@@ -331,7 +332,7 @@ class OpFormat:
         self.operands, self.results = len(self.op_def.operands), len(self.op_def.results)
         self.regions, self.successors = len(self.op_def.regions), len(self.op_def.successors)
         self.segments = [o for o in self.op_def.options if isinstance(o, AttrSizedSegments)]
-        self.inferred: dict[Any, Any] = {}
+        self.inferred = Memo()
 
     def types(self, s: OpParts) -> tuple[TypeLists, TypeLists]:
         """Return the types of operands and results. Missing types are inferred; cached."""

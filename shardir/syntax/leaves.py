@@ -9,6 +9,7 @@ from xdsl.dialects.builtin import DenseArrayBase
 from xdsl.ir import Attribute, TypeAttribute
 
 from shardir.diagnostics import one_of
+from shardir.dialects.signatures import Memo
 from shardir.dialects.text import TextAttr
 from shardir.grammar.machine import Machine, Token, UnexpectedError
 from shardir.syntax.aliases import Aliases
@@ -57,6 +58,9 @@ TERMINALS = lark_regexes(
 MAX_RETAINED = 20_000
 """The maximum number of leaves cached between texts."""
 
+MAX_LENGTH = 1_000
+"""The maximum length of one of them: a constant may have millions of numbers."""
+
 NAMES = {
     "STRING": "a string", "SYMBOL": "a symbol", "INT": "an integer", "FLOAT": "a float",
     "DIM": "a dimension", "DIALECT_ATTR": "an attribute", "HASH_ALIAS": "an alias",
@@ -72,7 +76,7 @@ class Leaves:
         self.reductions = LeafReductions(ctx)
         grammar = (HERE / "leaves.lark").read_text() + TERMINALS
         self.machine = Machine(grammar, [*START.values()], self.reductions)
-        self.retained: dict[tuple[str, str], Any] = {}
+        self.retained = Memo()
         self.begin("")
 
     def begin(self, text: str) -> None:
@@ -94,7 +98,7 @@ class Leaves:
             aliases = self.aliases
             outer, aliases.used = aliases.used, False
             value = self.cache[key] = located(start, end, make)
-            if not aliases.used:
+            if not aliases.used and len(key[1]) <= MAX_LENGTH:
                 if len(self.retained) > MAX_RETAINED:
                     self.retained.clear()
                 self.retained[key] = value

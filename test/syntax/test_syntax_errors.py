@@ -23,7 +23,8 @@ WRONG = {
         "1:1 expected a registered operation, got nn.rellu; did you mean nn.relu?"
     ],
     "arith.addi": [
-        '1:1 expected an op of shardir, got arith.addi; use the generic form "arith.addi"(...)'
+        '1:1 expected an op of shardir, got arith.addi; use the generic form "arith.addi"(...), '
+        "or shard-opt -f xdsl"
     ],
     "func.func @f(%x: tensor<4xf32) {\n  func.return\n}": [
         "1:24 expected the '>' of this '<', got none, or too much nesting"
