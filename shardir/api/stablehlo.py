@@ -18,17 +18,15 @@ from shardir.api.compiled import Compiled, compile_module
 from shardir.api.devices import devices_of
 from shardir.backend.runs import Options
 from shardir.build import Module
-from shardir.diagnostics import ParseErrors, ShardirError, check_arguments, describe
+from shardir.diagnostics import ShardirError, check_arguments, describe
 from shardir.dialects.nn.base import Array
 from shardir.dialects.train import mark_step, updated_keys
 from shardir.frontends.stablehlo.complexes import without_complex
 from shardir.frontends.stablehlo.form import HloProgram
-from shardir.frontends.stablehlo.generic import pretty_op
 from shardir.frontends.stablehlo.generic import read_text as read_generic
 from shardir.frontends.stablehlo.importer import SHARDING, ArgumentForm, HloImporter, meshes_of
 from shardir.interpret.evaluator import function as function_of
 from shardir.syntax.files import scratch_folder
-from shardir.syntax.source import Source
 
 if TYPE_CHECKING:
     from shardir.frontends.stablehlo.traced import TracedFunction
@@ -200,20 +198,16 @@ def import_program(program: HloProgram) -> Any:
 
 
 def read(program: Any, name: str = "<stablehlo>") -> HloProgram:
-    """Read a text of a file's name, or a module of jaxlib's bindings. Text in MLIR's generic form
-    is read by our own reader, that in other forms by jaxlib's. Raises ShardirError."""
-    if isinstance(program, str):
-        if (pretty := pretty_op(Source(program, name))) is None:
-            return without_complex(read_generic(program, name))
-        try:
-            from shardir.frontends.stablehlo import bindings
-        except ImportError:
-            raise ParseErrors([pretty]) from None
-        return without_complex(bindings.read_text(program))
+    """Read a text of a file's name, or a module of jaxlib's bindings: by jaxlib where it is
+    installed, else by our own reader of MLIR's generic form. Raises ShardirError."""
     try:
         from shardir.frontends.stablehlo import bindings
     except ImportError:
+        if isinstance(program, str):
+            return without_complex(read_generic(program, name))
         raise ShardirError(f"expected text, got {describe(program)}; {INSTALL}") from None
+    if isinstance(program, str):
+        return without_complex(bindings.read_text(program, name))
     if isinstance(program, bindings.ir.Module):
         return without_complex(bindings.read_module(program))
     raise ShardirError(f"expected text or a module of jaxlib, got {describe(program)}")

@@ -18,6 +18,7 @@ from support.jax_programs import PROGRAMS
 from support.runlines import run_tool
 
 import shardir
+from shardir.api import stablehlo
 from shardir.diagnostics import ParseErrors, ShardirError
 from shardir.dialects.locations import file_location
 from shardir.frontends import stablehlo as frontend
@@ -211,6 +212,12 @@ def test_wrong_texts(statement: str) -> None:
     assert WRONG[statement] in message
 
 
+@pytest.fixture
+def without_jaxlib(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, bindings.__name__, None)
+    monkeypatch.delattr(frontend, "bindings")
+
+
 UNVERIFIED = {
     '%y = "stablehlo.reduce"(%x, %x) : (tensor<8x4xf32>, tensor<8x4xf32>) -> tensor<8x4xf32>',
     f'%y = "stablehlo.transpose"(%x) {{permutation = array<i64: 1, 0>}} : {TYPE}',
@@ -219,6 +226,7 @@ UNVERIFIED = {
 
 
 @pytest.mark.parametrize("statement", sorted(UNVERIFIED))
+@pytest.mark.usefixtures("without_jaxlib")
 def test_ops_that_do_not_fit_their_definition(statement: str) -> None:
     """Nobody has verified a generic text: the importer names the op and its line."""
     name = statement.split('"')[1]
@@ -226,10 +234,9 @@ def test_ops_that_do_not_fit_their_definition(statement: str) -> None:
         shardir.from_stablehlo(BODY.format(statement), mesh="d = 2")
 
 
-def test_text_is_imported_without_jaxlib(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+@pytest.mark.usefixtures("without_jaxlib")
+def test_text_is_imported_without_jaxlib(tmp_path: Path) -> None:
     """Generic text needs no package; another form says which one, and how to do without it."""
-    monkeypatch.setitem(sys.modules, bindings.__name__, None)
-    monkeypatch.delattr(frontend, "bindings")
     path = tmp_path / "x.mlir"
     path.write_text(SHARDED)
     code, out, _ = run_tool(["shard-opt", str(path)], b"")
@@ -244,3 +251,15 @@ def test_text_is_imported_without_jaxlib(monkeypatch: pytest.MonkeyPatch, tmp_pa
     assert f"{path}:2:8: error: expected ops in MLIR's generic form, got stablehlo.abs" in err
     with pytest.raises(ShardirError, match=r"expected text, got .*; pip install 'shardir\[jax\]'"):
         shardir.from_stablehlo(3)
+
+
+def test_errors_of_jaxlib_have_their_places() -> None:
+    """Jaxlib, where it is installed, checks each op against its definition."""
+    statement = sorted(UNVERIFIED)[-1]
+    with pytest.raises(ParseErrors, match="expected a module of StableHLO, got: ") as raised:
+        stablehlo.read(BODY.format(statement), "x.mlir")
+    assert str(raised.value).startswith("x.mlir:4:10: error: ")
+    assert str(raised.value).count("error:") == 1
+    unknown = BODY.format(f'%y = "stablehlo.custom_call"(%x) {{call_target_name = "a"}} : {TYPE}')
+    with pytest.raises(ShardirError, match=r"stablehlo\.custom_call @a at <stablehlo>:4: "):
+        shardir.from_stablehlo(unknown, mesh="d = 2")

@@ -1,5 +1,6 @@
 """The reader of jaxlib's bindings: a module of theirs, or a text, as plain values."""
 
+import re
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
@@ -11,7 +12,7 @@ from jaxlib.mlir.dialects import chlo, func, sdy, stablehlo
 from xdsl.dialects.builtin import LocationAttr
 
 from shardir.build.function import PACKAGE, file_line
-from shardir.diagnostics import ShardirError
+from shardir.diagnostics import Diagnostic, ParseErrors
 from shardir.frontends.stablehlo.complexes import is_lowered
 from shardir.frontends.stablehlo.form import (
     FIELDS,
@@ -25,6 +26,7 @@ from shardir.frontends.stablehlo.form import (
 )
 from shardir.frontends.stablehlo.generic import read_numbers
 from shardir.frontends.stablehlo.ops import TABLE
+from shardir.syntax.source import Source
 
 DIMENSIONS: Mapping[Any, tuple[str, ...]] = {
     getattr(stablehlo, f"{name.capitalize()}DimensionNumbers"): fields
@@ -45,11 +47,11 @@ EXPANSION = "builtin.module(func.func(chlo-legalize-to-stablehlo,stablehlo-compl
 stablehlo.register_stablehlo_passes()
 
 
-def read_text(text: str) -> HloProgram:
+def read_text(text: str, name: str = "<stablehlo>") -> HloProgram:
     """Read a text, in MLIR's generic form or in the pretty forms of StableHLO and Shardy.
 
     Raises:
-        ShardirError: the text does not parse.
+        ParseErrors: the text does not parse, or its ops do not fit.
     """
     context = ir.Context()
     registry = ir.DialectRegistry()
@@ -59,10 +61,23 @@ def read_text(text: str) -> HloProgram:
         dialect.register_dialect(context)
     context.load_all_available_dialects()
     try:
-        return read_module(ir.Module.parse(text, context))
+        module = ir.Module.parse(text, context)
     except ir.MLIRError as error:
-        lines = [d.message for d in error.error_diagnostics] or [str(error)]
-        raise ShardirError(f"expected a module of StableHLO, got: {'; '.join(lines)}") from None
+        source = Source(text, name)
+        errors = [_diagnostic(d, source) for d in error.error_diagnostics]
+        of_lines = {d.location: d for d in reversed(errors)}  # an op fails for each of its reasons
+        raise ParseErrors([*reversed(of_lines.values())]) from None
+    with module.context:
+        return _ModuleReader(name).program(module)
+
+
+def _diagnostic(error: ir.DiagnosticInfo, source: Source) -> Diagnostic:
+    """Return an error of MLIR with its place in the text, which MLIR calls `-`."""
+    message = f"expected a module of StableHLO, got: {error.message}"
+    if (m := re.match(r'loc\("-":(\d+):(\d+)', str(error.location))) is None:
+        return Diagnostic(message, source.name)
+    start = source.starts[int(m[1]) - 1] + int(m[2]) - 1
+    return source.at(start, start + 1, message)
 
 
 def read_module(module: ir.Module) -> HloProgram:
@@ -72,7 +87,8 @@ def read_module(module: ir.Module) -> HloProgram:
 
 
 class _ModuleReader:
-    def __init__(self) -> None:
+    def __init__(self, name: str = "-"):
+        self.name = name
         self.values: dict[Any, HloValue] = {}
         self.expansions: dict[str, HloFunction | None] = {}
 
@@ -113,7 +129,7 @@ class _ModuleReader:
         results = [HloValue(_type(r.type)) for r in op.results]
         self.values.update(zip(op.results, results, strict=True))
         regions = [self.block(r) for r in op.regions]
-        line = _line(op.location)
+        line = _line(op.location, self.name)
         if _needs_expansion(op) and (f := self.expansion(op)) is not None:
             return HloOp("func.call", operands, results, {"callee": f.name}, (), line)
         return HloOp(op.name, operands, results, _attributes(op), regions, line)
@@ -221,17 +237,18 @@ def _name(location: Any) -> str:
     return location.name_str if isinstance(location, ir.NameLoc) else ""
 
 
-def _line(location: Any) -> LocationAttr | None:
-    """Return the innermost line of a source within a location."""
+def _line(location: Any, name: str) -> LocationAttr | None:
+    """Return the innermost line of a source within a location; `name` is that of a text."""
     match location:
         case ir.FileLineColLoc():
             file = str(location.filename).strip('"')
-            # a line of ours traced the function
-            return None if file.startswith(PACKAGE) else file_line(file, location.start_line)
+            if file.startswith(PACKAGE):  # a line of ours traced the function
+                return None
+            return file_line(name if file == "-" else file, location.start_line)
         case ir.NameLoc():
-            return _line(location.child_loc)
+            return _line(location.child_loc, name)
         case ir.CallSiteLoc():
-            return _line(location.callee) or _line(location.caller)
+            return _line(location.callee, name) or _line(location.caller, name)
         case ir.FusedLoc():
-            return next((l for x in location.locations if (l := _line(x))), None)
+            return next((l for x in location.locations if (l := _line(x, name))), None)
     return None
