@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -42,17 +42,43 @@ def servers() -> tuple[socket.socket, "subprocess.Popen[bytes]"]:
     return ours, process
 
 
-class Server(Forks):
-    """The process that forks the ranks of this process' tests, whatever their programs."""
+COMPILING = {
+    "checkpoint_rank", "decode_rank", "generate_rank", "loader_rank", "loop_rank", "node_agent",
+    "pipeline_step_rank", "profiled_rank", "ray_rank", "step_rank", "trainer_rank", "zero_rank",
+}  # fmt: skip
+"""The scripts that compile, or run torch's optimizers or DTensors, which import its compiler."""
 
-    def __init__(self) -> None:
+
+SERVING: list[int] = []
+"""The numbers of the servers of this process."""
+
+
+class Server(Forks):
+    """A process that forks ranks of this process' tests, whatever their programs.
+
+    Args:
+        compiles: whether it has imported the compilers of torch and of this project, which take a
+            rank two seconds.
+    """
+
+    def __init__(self, compiles: bool = False) -> None:
+        self.compiles = compiles
         super().__init__(sys.executable, {}, SECONDS)
         atexit.register(self.close)
 
     def _server(self, other: socket.socket, environment: Mapping[str, str]) -> "ForkOfServers":
-        socket.send_fds(servers()[0], [b"."], [other.fileno()])
+        socket.send_fds(servers()[0], [b"c" if self.compiles else b"."], [other.fileno()])
         self._socket.settimeout(self.timeout)
-        return ForkOfServers(int(self._socket.recv(len(str(2**64)))))
+        SERVING.append(int(self._socket.recv(len(str(2**64)))))
+        return ForkOfServers(SERVING[-1])
+
+    def start(
+        self, argv: Sequence[str], environment: Mapping[str, str], output: int,
+        files: Sequence[int] = (),
+    ) -> Fork:  # fmt: skip
+        if not self.compiles and Path(argv[0]).stem in COMPILING:
+            return server(compiles=True).start(argv, environment, output, files)
+        return super().start(argv, environment, output, files)
 
     def import_runtime(self, folder: Path) -> None:
         pass
@@ -64,6 +90,9 @@ class ForkOfServers:
     def __init__(self, pid: int):
         self.pid = pid
 
+    def poll(self) -> int | None:
+        return None if Path(f"/proc/{self.pid}").exists() else 0
+
     def wait(self, timeout: float) -> None:
         pass
 
@@ -72,7 +101,9 @@ class ForkOfServers:
             os.kill(self.pid, signal.SIGKILL)
 
 
-server = cache(Server)
+@cache
+def server(compiles: bool = False) -> Server:
+    return Server(compiles)
 
 
 class LateServer:
@@ -141,11 +172,10 @@ class Child:
 
 
 def spent() -> float:
-    """Return the CPU seconds of the server, if there is one, and of its ranks that have ended."""
-    if not server.cache_info().currsize:
-        return 0.0
-    _, _, fields = Path(f"/proc/{server().process.pid}/stat").read_text().rpartition(")")
-    return sum(map(int, fields.split()[11:15])) / os.sysconf("SC_CLK_TCK")
+    """Return the CPU seconds of the servers of this process, and of their ranks that have ended."""
+    stats = [Path(f"/proc/{pid}/stat").read_text() for pid in SERVING]
+    ticks = sum(int(n) for stat in stats for n in stat.rpartition(")")[2].split()[11:15])
+    return ticks / os.sysconf("SC_CLK_TCK")
 
 
 def started(argv: list[Any], env: Mapping[str, str], stdout: Any) -> Fork:

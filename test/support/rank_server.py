@@ -25,9 +25,6 @@ COMPILED = {path.read_bytes(): compile(path.read_bytes(), path, "exec", dont_inh
             for path in RUNTIME.rglob("*.py")}  # fmt: skip
 """The code of the runtime's files by their content."""
 
-BY_TORCH = "checkpoint_rank", "loop_rank", "pipeline_step_rank", "step_rank", "zero_rank"
-"""The scripts of benchmarks that run torch's optimizers or DTensors, which import its compiler."""
-
 OF_PROGRAMS = "runtime", "run", "ops", "stages", "checkpoints"
 """The parts of the runtime that programs import."""
 
@@ -76,39 +73,45 @@ def give_runtime(folder: Path, modules: dict[Path, tuple[ModuleType, bytes]]) ->
             module.__path__ = [str(folder / file.parent)]
 
 
-def import_compiler(script: Path) -> None:
-    """Import the modules of torch that a script needs besides those of a program."""
-    if script.parent.name == "bench" and script.stem in BY_TORCH:
-        import torch._dynamo
-        import torch.distributed.optim
-        import torch.distributed.pipelining  # noqa: F401 (for the scripts)
+def import_compilers() -> None:
+    """Import what ranks that compile need besides the modules of a program."""
+    import torch._dynamo
+    import torch.distributed.optim
+    import torch.distributed.pipelining
+    import torch.export  # noqa: F401
 
-        gc.freeze()  # so that no rank traverses, and thereby copies, what is imported here
+    import shardir
+    from shardir.syntax.parser import default_parser
+
+    _ = shardir.compile, shardir.start
+    default_parser()
+    gc.freeze()  # so that no rank traverses, and thereby copies, what is imported here
 
 
 def serve(sockets: socket.socket) -> None:
-    """For each socket received, fork a process that forks others as fork_server.py does, with the
-    modules that their scripts need."""
-    modules, fork, run = import_runtime(), fork_server._fork, fork_server.run
-
-    def fork_importing(request: dict[str, Any], files: list[int], requests: socket.socket) -> int:
-        import_compiler(Path(request["argv"][0]))
-        return fork(request, files, requests)
+    """For each socket received, fork a process that forks others as fork_server.py does, with both
+    compilers if the byte beside it is a c."""
+    modules, run = import_runtime(), fork_server.run
 
     def run_with_runtime(request: dict[str, Any], files: list[int], begin: int, server: int):
         give_runtime(Path(request["argv"][0]).absolute().parent, modules)
         run(request, files, begin, server)
 
-    fork_server._fork, fork_server.run = fork_importing, run_with_runtime
+    fork_server.run = run_with_runtime
     fork_server.prepare()
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # no process waits for the servers
     parent = os.getpid()
-    while received := socket.recv_fds(sockets, 1, 1)[1]:
+    while True:
+        kind, received, _, _ = socket.recv_fds(sockets, 1, 1)
+        if not kind:
+            return
         if os.fork() == 0:
             fork_server.end_with(parent)
             sockets.close()
             requests = socket.socket(fileno=received[0])
             requests.sendall(str(os.getpid()).encode())
+            if kind == b"c":
+                import_compilers()
             fork_server.serve(requests)
             os._exit(0)
         os.close(received[0])
