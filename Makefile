@@ -16,7 +16,7 @@ FAULTS ?= 200
 WORKERS ?= 3
 DIGITS := docs/examples/digits.npz
 
-.PHONY: demo site test test-gpu test-all mutants programs modules fuzz faults lint constraints clean
+.PHONY: demo site test every-test test-gpu test-all mutants programs modules fuzz faults lint constraints clean
 
 # torch is named before the project, so that its range does not draw a newer (and larger) build.
 # The tables of the grammar are computed once here, and not by each process that tests.
@@ -46,7 +46,11 @@ lint: $(VENV)/ready
 	$(BIN)/ruff format --check .
 	$(BIN)/pyrefly check --output-format min-text --python-interpreter-path $(BIN)/python
 
-test: lint $(DIGITS)  ## the checks of the source, then every test
+test: $(VENV)/ready $(DIGITS)  ## the checks of the source and every test
+	$(MAKE) --jobs 2 lint every-test
+
+# pytest collects in one process while pyrefly checks.
+every-test: $(VENV)/ready $(DIGITS)
 	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest --workers $(WORKERS)
 
 test-all:  ## the long forms of the tests: all pairs, all layouts, all types (docs/contribute/testing.md)
