@@ -78,7 +78,7 @@ def import_compilers() -> None:
     import torch._dynamo
     import torch.distributed.optim
     import torch.distributed.pipelining
-    import torch.export  # noqa: F401
+    import torch.export  # noqa: F401 - for the scripts
 
     import shardir
     from shardir.syntax.parser import default_parser
