@@ -32,6 +32,7 @@ __all__ = [
     "start",
     "to_dtensor",
     "to_sdy",
+    "to_stablehlo",
 ]
 
 if TYPE_CHECKING:
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
     from shardir.api.compiled import Compiled, parse
     from shardir.api.loaded import load
     from shardir.api.stablehlo import from_jax, from_stablehlo
+    from shardir.backend.stablehlo.export import to_stablehlo
     from shardir.backend.torch.dtensor import from_dtensor, to_dtensor
     from shardir.backend.torch.started import start
     from shardir.diagnostics import ShardirError
@@ -69,6 +71,7 @@ PLACES = {
     "load": "shardir.api.loaded",
     "from_jax": "shardir.api.stablehlo",
     "from_stablehlo": "shardir.api.stablehlo",
+    "to_stablehlo": "shardir.backend.stablehlo.export",
     "start": "shardir.backend.torch.started",
     "from_dtensor": "shardir.backend.torch.dtensor",
     "to_dtensor": "shardir.backend.torch.dtensor",

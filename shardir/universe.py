@@ -5,7 +5,7 @@ UNIVERSE has those of all extensions of shardir too, OWN those of shardir alone.
 
 from typing import Any
 
-from shardir.backend import BACKENDS
+from shardir.backend import BACKENDS, TEXTS
 from shardir.compat.xdsl import universe_of
 from shardir.dialects import DIALECTS
 from shardir.dialects.installed import installed
@@ -18,7 +18,7 @@ def _frontend() -> Any:
     return IrFrontend
 
 
-OWN = universe_of(DIALECTS, PASSES, dict(BACKENDS), {"ir": _frontend})
+OWN = universe_of(DIALECTS, PASSES, {**BACKENDS, **TEXTS}, {"ir": _frontend})
 
 
 def __getattr__(name: str) -> Any:

@@ -23,7 +23,7 @@ HELP = {
     "allow_unregistered_dialect": "accept ops and attributes of unknown dialects",
     "no_implicit_module": "with -f xdsl: expect a module in the input",
     "passes": "the passes to run: a,b{x=1 y=2}; the name of a pipeline stands for its passes",
-    "target": "the output format: mlir or torch (mlir)",
+    "target": "the output format: mlir, torch or stablehlo (mlir)",
     "output_file": "the output: a file, or a directory for -t torch (standard output)",
     "print_between_passes": "print the IR after each pass but the last",
     "time_passes": "print the seconds of each pass to stderr",

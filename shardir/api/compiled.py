@@ -199,6 +199,39 @@ class Compiled:
             note_reproducer(e, "the emitter", make, text, (), 0, self.context, self.backend.name)
             raise
 
+    @check_arguments("stablehlo")
+    def stablehlo(self, function: str | None = None, *, view: str = "global") -> str:
+        """Return a function as a module of StableHLO.
+
+        Args:
+            function: its name, by default of the training step, else of the only function.
+            view: `global`, with the layouts of the program as Shardy's shardings, which XLA's
+                partitioner takes; or `local`, the program of each partition, with its collectives.
+
+        Raises:
+            ShardirError: ops that StableHLO has not; the message has all of them.
+        """
+        from shardir.backend.stablehlo.export import to_stablehlo  # few programs are exported
+
+        if view not in ("global", "local"):
+            raise ShardirError(f"expected the view global or local, got {view!r}")
+        module = self.module if view == "local" else self._before(pipelines.LOWERING)
+        return run_located(self.source, lambda: to_stablehlo(module, function))
+
+    def _before(self, name: str) -> ModuleOp:
+        """The module before a pass. The passes until then run again."""
+        module = copied(self.input_module)
+
+        def work() -> None:
+            for p in self.passes:
+                if p.name == name:
+                    break
+                p.apply(self.context, module)
+
+        with collect_warnings(), collect_remarks():  # the compilation has warned already
+            run_located(self.source, work)
+        return module
+
     @check_arguments("save")
     def save(
         self, directory: str | Path, *, per_rank: bool = False, straight_line: bool = False

@@ -22,8 +22,8 @@ DRAWN: Kinds = {
 """Distributions, with their parameters."""
 
 _MASK = (1 << 64) - 1
-_GOLDEN = 0x9E3779B97F4A7C15
-_MIX = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB))
+GOLDEN = 0x9E3779B97F4A7C15
+MIX = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB))
 _LOG = [2.0 / k for k in range(15, 0, -2)]
 _SIN = [(-1.0) ** k / math.factorial(2 * k + 1) for k in range(8, -1, -1)]
 _HALF_EXPONENT = 0x3FF0000000000000 >> 1  # of 1.0
@@ -70,8 +70,8 @@ def seed_of(key: str) -> int:
 def _bits(seed: int, index: np.ndarray) -> np.ndarray:
     """The outputs of splitmix64 of the numbers `index`."""
     with np.errstate(over="ignore"):  # it wraps around by design
-        z = index.astype(np.uint64) * np.uint64(_GOLDEN) + np.uint64((seed + _GOLDEN) & _MASK)
-        for shift, factor in _MIX:
+        z = index.astype(np.uint64) * np.uint64(GOLDEN) + np.uint64((seed + GOLDEN) & _MASK)
+        for shift, factor in MIX:
             z = (z ^ (z >> np.uint64(shift))) * np.uint64(factor)
         return z ^ (z >> np.uint64(31))
 

@@ -1,0 +1,367 @@
+"""The collectives of the local view, among partitions: with groups of their numbers."""
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from xdsl.ir import SSAValue
+
+from shardir.algebra.exchange import pieces
+from shardir.algebra.layout import Shape
+from shardir.algebra.mesh import Axes
+from shardir.backend.stablehlo.functions import einsum, lowest
+from shardir.backend.stablehlo.ops.windows import folded, from_starts, to_starts, unfolded
+from shardir.backend.stablehlo.place import PartitionPlace
+from shardir.backend.stablehlo.traced import Traced, generic, scalar_region
+from shardir.dialects import dist
+
+CHANNEL = "#stablehlo.channel_handle<handle = {}, type = 0>"
+"""A channel: a collective with one is among partitions."""
+
+REGIONS = {"sum": "add", "max": "maximum", "min": "minimum"}
+
+WriteValue = Callable[..., Traced]
+"""From a place, a collective, a traced value, and the values before and after."""
+
+
+def _properties(p: PartitionPlace, axes: Axes, flattens: bool = True) -> dict[str, str]:
+    """The properties of a collective over some axes; `flattens`: its groups are flattened ids."""
+    found = {
+        "channel_handle": CHANNEL.format(p.new_channel()),
+        "replica_groups": p.groups(axes),
+    }
+    return found | ({"use_global_device_ids": ""} if flattens else {})
+
+
+def _region(kind: str, element: str) -> str:
+    if element == "i1":
+        kind = {"sum": "or", "max": "or", "min": "and"}[kind]
+    return scalar_region(REGIONS.get(kind, kind), element)
+
+
+def all_reduce(p: PartitionPlace, x: Traced, kind: str, axes: Axes) -> Traced:
+    n = p.mesh.extent(axes)
+    types = [(x.shape, x.element)]
+    region = _region("sum" if kind == "mean" else kind, x.element)
+    (out,) = generic(x, "all_reduce", [x], types, _properties(p, axes), region)
+    return out / out.constant(n, out.element) if kind == "mean" else out
+
+
+def all_gather(p: PartitionPlace, x: Traced, dim: int, axes: Axes) -> Traced:
+    shape = [*x.shape]
+    shape[dim] *= p.mesh.extent(axes)
+    properties = {"all_gather_dim": f"{dim} : i64", **_properties(p, axes)}
+    return generic(x, "all_gather", [x], [(tuple(shape), x.element)], properties)[0]
+
+
+def _own_shard(p: PartitionPlace, x: Traced, dim: int, axes: Axes) -> Traced:
+    size = x.shape[dim] // p.mesh.extent(axes)
+    return x.dynamic_part(dim, p.position(axes) * size, size)
+
+
+def _all_reduce(
+    p: PartitionPlace, op: dist.AllReduceOp, x: Traced, value: SSAValue, out: SSAValue
+) -> Traced:
+    return all_reduce(p, x, op.reduction.data, op.axes.data)
+
+
+def _all_gather(
+    p: PartitionPlace, op: dist.AllGatherOp, x: Traced, value: SSAValue, out: SSAValue
+) -> Traced:
+    return all_gather(p, x, op.dim.value.data, op.axes.data)
+
+
+def reduce_scatter(p: PartitionPlace, x: Traced, kind: str, dim: int, axes: Axes) -> Traced:
+    n, shape = p.mesh.extent(axes), [*x.shape]
+    shape[dim] //= n
+    properties = {"scatter_dimension": f"{dim} : i64", **_properties(p, axes)}
+    region = _region("sum" if kind == "mean" else kind, x.element)
+    types = [(tuple(shape), x.element)]
+    (shard,) = generic(x, "reduce_scatter", [x], types, properties, region)
+    return shard / shard.constant(n, shard.element) if kind == "mean" else shard
+
+
+def _reduce_scatter(
+    p: PartitionPlace, op: dist.ReduceScatterOp, x: Traced, value: SSAValue, out: SSAValue
+) -> Traced:
+    return reduce_scatter(p, x, op.reduction.data, op.dim.value.data, op.axes.data)
+
+
+def _all_slice(
+    p: PartitionPlace, op: dist.AllSliceOp, x: Traced, value: SSAValue, out: SSAValue
+) -> Traced:
+    return _own_shard(p, x, op.dim.value.data, op.axes.data)
+
+
+def _all_to_all(
+    p: PartitionPlace, op: dist.AllToAllOp, x: Traced, value: SSAValue, out: SSAValue
+) -> Traced:
+    split, concat, axes = op.split.value.data, op.concat.value.data, op.axes.data
+    n, shape = p.mesh.extent(axes), [*x.shape]
+    shape[split] //= n
+    shape[concat] *= n
+    properties = {
+        "concat_dimension": f"{concat} : i64", "split_count": f"{n} : i64",
+        "split_dimension": f"{split} : i64", **_properties(p, axes, flattens=False),
+    }  # fmt: skip
+    return generic(x, "all_to_all", [x], [(tuple(shape), x.element)], properties)[0]
+
+
+def _at(p: PartitionPlace, x: Traced, position: int, axes: Axes, filling: float = 0) -> Traced:
+    """A value at one position of the groups, a number elsewhere."""
+    here = p.position(axes) == position
+    other = x.constant(filling, x.element, x.shape)
+    return here.spread(x.shape).select(x, other)
+
+
+def _broadcast(
+    p: PartitionPlace, op: dist.BroadcastFromRootOp, x: Traced, value: SSAValue, out: SSAValue
+) -> Traced:
+    """The sum of the value at the root and zeros elsewhere."""
+    axes = op.axes.data
+    return all_reduce(p, _at(p, x, op.root.value.data, axes), "sum", axes)
+
+
+def _gather(
+    p: PartitionPlace, op: dist.GatherToRootOp, x: Traced, value: SSAValue, out: SSAValue
+) -> Traced:
+    return all_gather(p, x, op.dim.value.data, op.axes.data)
+
+
+def _scatter(
+    p: PartitionPlace, op: dist.ScatterFromRootOp, x: Traced, value: SSAValue, out: SSAValue
+) -> Traced:
+    axes = op.axes.data
+    whole = all_reduce(p, _at(p, x, op.root.value.data, axes), "sum", axes)
+    return _own_shard(p, whole, op.dim.value.data, axes)
+
+
+def permute(p: PartitionPlace, x: Traced, pairs: Sequence[tuple[int, int]], axes: Axes) -> Traced:
+    """The value of another position of the group: pairs of sender and receiver."""
+    return permute_ranks(p, x, [(g[a], g[b]) for g in p.mesh.groups(axes) for a, b in pairs])
+
+
+def permute_ranks(p: PartitionPlace, x: Traced, ends: Sequence[tuple[int, int]]) -> Traced:
+    """The value of another partition: pairs of sender and receiver; zeros without one."""
+    if not ends:
+        return x.constant(0, x.element, x.shape)
+    rows = ", ".join(f"[{a}, {b}]" for a, b in ends)
+    properties = {
+        "channel_handle": CHANNEL.format(p.new_channel()),
+        "source_target_pairs": f"dense<[{rows}]> : tensor<{len(ends)}x2xi64>",
+    }
+    return generic(x, "collective_permute", [x], [(x.shape, x.element)], properties)[0]
+
+
+def _permute(
+    p: PartitionPlace, op: dist.PermuteOp, x: Traced, value: SSAValue, out: SSAValue
+) -> Traced:
+    n = p.mesh.extent(op.axes.data)
+    return permute(p, x, [*op.record.passes(op.as_step(out), n)], op.axes.data)
+
+
+def _replicated_to_partial(
+    p: PartitionPlace, op: dist.ReplicatedToPartialOp, x: Traced, value: SSAValue, out: SSAValue
+) -> Traced:
+    return _at(p, x, 0, op.axes.data) if op.reduction.data == "sum" else x
+
+
+def _sharded_to_partial(
+    p: PartitionPlace, op: dist.ShardedToPartialOp, x: Traced, value: SSAValue, out: SSAValue
+) -> Traced:
+    dim, axes = op.dim.value.data, op.axes.data
+    zeros = x.constant(0, x.element, p.shape(out))
+    zero = p.constant(0, "i64")
+    first = p.position(axes) * x.shape[dim]
+    starts = [first if d == dim else zero for d in range(x.ndim)]
+    return zeros.op("dynamic_update_slice", x, *starts)
+
+
+# ---- halo exchanges ----
+
+
+class _Halo(NamedTuple):
+    """Where the windows of a device are in its shard.
+
+    Attributes:
+        starts: for each partition, the element of the whole dimension at which its windows begin.
+        start: the same in its shard, if it is equal on all partitions; else None.
+        length: from the first element of the windows to the last.
+        rows: the elements of a shard.
+    """
+
+    starts: list[int]
+    start: int | None
+    length: int
+    rows: int
+
+    @classmethod
+    def of(
+        cls, p: PartitionPlace, op: dist.HaloOp, value: SSAValue, out: SSAValue
+    ) -> "_Halo":  # fmt: skip
+        w, axes = op.windows(value, out, p.mesh), op.axes.data
+        n = p.mesh.extent(axes)
+        rows, each = w.rows // n, w.count // n
+        positions = [p.mesh.index(r, axes) for r in range(p.mesh.size)]
+        starts = [k * each * w.step + w.offset for k in positions]
+        start = w.offset if each * w.step == rows else None
+        return cls(starts, start, (each - 1) * w.step + w.size, rows)
+
+    def shifts(self, start: int) -> range:
+        """The distances to the devices that hold elements of a device's windows."""
+        return range(start // self.rows, (start + self.length - 1) // self.rows + 1)
+
+
+def _halo_unfold(
+    p: PartitionPlace, op: dist.HaloUnfoldOp, x: Traced, value: SSAValue, out: SSAValue
+) -> Traced:
+    """Each device gets the elements that it lacks from each neighbour, in one permute; where the
+    windows are elsewhere in each shard, all elements."""
+    dim, axes = op.dim.value.data, op.axes.data
+    halo, n = _Halo.of(p, op, value, out), p.mesh.extent(axes)
+    count, size = p.shape(out)[dim : dim + 2]
+    step, filling = op.step.value.data, 0 if op.lowest is None else lowest(x.element, -1)
+    if halo.start is None:
+        whole = all_gather(p, x, dim, axes)
+        span = from_starts(p, whole, dim, halo.starts, halo.length, filling)
+        return unfolded(span, dim, count, size, step, 0)
+    start, pieces_of = halo.start, []
+    for shift in halo.shifts(start):
+        low = max(start - shift * halo.rows, 0)
+        high = min(start + halo.length - shift * halo.rows, halo.rows)
+        part = x.along(dim, low, high)
+        pairs = [(k + shift, k) for k in range(n) if 0 <= k + shift < n]
+        pieces_of.append(part if shift == 0 else permute(p, part, pairs, axes))
+    span = pieces_of[0].concatenated(pieces_of[1:], dim)
+    if filling:
+        index = p.lookup(halo.starts) + p.iota((halo.length,), 0)
+        inside = ((index >= 0) & (index < n * halo.rows)).broadcast(span.shape, [dim])
+        span = inside.select(span, span.constant(filling, span.element, span.shape))
+    return unfolded(span, dim, count, size, step, 0)
+
+
+def _halo_fold(
+    p: PartitionPlace, op: dist.HaloFoldOp, x: Traced, value: SSAValue, out: SSAValue
+) -> Traced:
+    """Each device sends each neighbour the elements that it holds; where the windows are elsewhere
+    in each shard, the sum of all is scattered."""
+    dim, axes = op.dim.value.data, op.axes.data
+    halo, n = _Halo.of(p, op, value, out), p.mesh.extent(axes)
+    span = folded(x, dim, halo.length, op.step.value.data, 0)
+    if halo.start is None:
+        total = n * halo.rows
+        whole = to_starts(p, span, dim, halo.starts, total)
+        return reduce_scatter(p, whole, "sum", dim, axes)
+    start, stop, result = halo.start, halo.start + halo.length, None
+    for shift in halo.shifts(start):
+        low, high = max(shift * halo.rows, start), min((shift + 1) * halo.rows, stop)
+        part = span.along(dim, low - start, high - start)
+        before, after = [0] * part.ndim, [0] * part.ndim
+        before[dim], after[dim] = low - shift * halo.rows, (shift + 1) * halo.rows - high
+        part = part.pad(before, after)
+        if shift:
+            pairs = [(k, k + shift) for k in range(n) if 0 <= k + shift < n]
+            part = permute(p, part, pairs, axes)
+        result = part if result is None else result + part
+    assert result is not None
+    return result
+
+
+# ---- exchanges ----
+
+
+def _exchange(
+    p: PartitionPlace, op: dist.ExchangeOp, x: Traced, value: SSAValue, out: SSAValue
+) -> Traced:
+    """Each device gets the pieces of its new shard from their holders: in each permute one piece of
+    one shape, from and to each device at most."""
+    source, target = dist.layout_of(value), dist.layout_of(out)
+    assert source is not None and target is not None
+    shape = p.global_shape(value)
+    by_shape: dict[Shape, list[_Piece]] = {}
+    for rank in range(p.mesh.size):
+        new = target.slices(p.mesh, shape, rank)
+        for piece in pieces(p.mesh, shape, source, target, rank):
+            held = source.slices(p.mesh, shape, piece.holder)
+            size = tuple(s.stop - s.start for s in piece.region)
+            at = (tuple(s.start - of.start for s, of in zip(piece.region, region, strict=True))
+                  for region in (held, new))  # fmt: skip
+            by_shape.setdefault(size, []).append(_Piece(piece.holder, rank, *at))
+    result = x.constant(0, x.element, p.shape(out))
+    for size, found in by_shape.items():
+        for together in _rounds(found):
+            result = _with_pieces(p, x, result, size, together)
+    return result
+
+
+class _Piece(NamedTuple):
+    """A piece that one device sends to another, and where it begins on both."""
+
+    sender: int
+    receiver: int
+    at_sender: Shape
+    at_receiver: Shape
+
+
+def _rounds(found: Sequence[_Piece]) -> list[list[_Piece]]:
+    """Rounds in which each device sends and receives at most one piece."""
+    rounds: list[list[_Piece]] = []
+    for piece in found:
+        free = next((
+            r for r in rounds
+            if all(piece.sender != o.sender and piece.receiver != o.receiver for o in r)
+        ), None)  # fmt: skip
+        if free is None:
+            rounds.append(free := [])
+        free.append(piece)
+    return rounds
+
+
+def _with_pieces(
+    p: PartitionPlace, x: Traced, result: Traced, size: Shape, together: Sequence[_Piece]
+) -> Traced:
+    """The result after a round."""
+    sent, received = ([(0,) * x.ndim] * p.mesh.size for _ in range(2))
+    for piece in together:
+        sent[piece.sender], received[piece.receiver] = piece.at_sender, piece.at_receiver
+    part = x
+    for d, n in enumerate(size):
+        part = part.dynamic_part(d, p.lookup([at[d] for at in sent]), n)
+    part = permute_ranks(p, part, [(o.sender, o.receiver) for o in together])
+    starts = [p.lookup([at[d] for at in received]) for d in range(x.ndim)]
+    new = result.op("dynamic_update_slice", part, *starts)
+    receivers = {o.receiver for o in together}
+    if len(receivers) == p.mesh.size:
+        return new
+    is_receiver = p.lookup([int(r in receivers) for r in range(p.mesh.size)]) != 0
+    return is_receiver.spread(new.shape).select(new, result)
+
+
+COLLECTIVES: dict[str, WriteValue] = {
+    "all_reduce": _all_reduce,
+    "all_gather": _all_gather,
+    "reduce_scatter": _reduce_scatter,
+    "all_slice": _all_slice,
+    "all_to_all": _all_to_all,
+    "replicated_to_partial": _replicated_to_partial,
+    "sharded_to_partial": _sharded_to_partial,
+    "copy": lambda p, op, x, value, out: x,
+    "broadcast": _broadcast,
+    "gather": _gather,
+    "scatter": _scatter,
+    "permute": _permute,
+    "exchange": _exchange,
+    "halo_unfold": _halo_unfold,
+    "halo_fold": _halo_fold,
+}
+"""How each collective is written, by the name of its record."""
+
+
+def ring_product(p: PartitionPlace, op: dist.RingProductOp, *operands: Traced) -> list[Traced]:
+    """A product in steps as the collective and the product, which XLA may overlap again."""
+    which, dim, out = op.ring
+    x, axes = [*operands], op.axes.data
+    if isinstance(op, dist.GatheredProductOp):
+        x[which] = all_gather(p, x[which], dim, axes)
+        return [einsum(x[0], x[1], op.equation.data), x[which]][: len(op.outs)]
+    product = einsum(x[0], x[1], op.equation.data)
+    return [reduce_scatter(p, product, "sum", out, axes)]

@@ -1,0 +1,165 @@
+"""Reads and writes by index: gathers and scatters.
+
+Where the indexed dimension is split, a device has zeros for indices of other shards: reads are
+masked, and a scatter drops what is outside.
+"""
+
+from collections.abc import Mapping, Sequence
+
+from xdsl.ir import Operation, SSAValue
+
+from shardir.backend.stablehlo.literals import array_text, element_of, ints_text
+from shardir.backend.stablehlo.place import Place
+from shardir.backend.stablehlo.traced import Traced, generic, scalar_region
+from shardir.backend.stablehlo.writer import WriteOp
+from shardir.dialects import nn
+from shardir.dialects.nn.properties import axis_of
+
+
+def _numbers(kind: str, fields: Mapping[str, Sequence[int]], index_vector_dim: int) -> str:
+    """The text of dimension numbers, without empty fields."""
+    parts = [f"{name} = {ints_text(dims)}" for name, dims in fields.items() if dims]
+    return f"#stablehlo.{kind}<{', '.join([*parts, f'index_vector_dim = {index_vector_dim}'])}>"
+
+
+def gather(
+    x: Traced, ids: Traced, shape: Sequence[int], sizes: Sequence[int],
+    fields: Mapping[str, Sequence[int]],
+) -> Traced:  # fmt: skip
+    properties = {
+        "dimension_numbers": _numbers("gather", fields, ids.ndim),
+        "indices_are_sorted": "false",
+        "slice_sizes": array_text(sizes),
+    }
+    return generic(x, "gather", [x, ids], [(tuple(shape), x.element)], properties)[0]
+
+
+def scatter(
+    x: Traced, ids: Traced, updates: Traced, adds: bool, fields: Mapping[str, Sequence[int]]
+) -> Traced:
+    """Write updates into x: add them, or replace what is there."""
+    properties = {
+        "indices_are_sorted": "false",
+        "scatter_dimension_numbers": _numbers("scatter", fields, ids.ndim),
+        "unique_indices": "false",
+    }
+    t = f"tensor<{x.element}>"
+    region = (
+        scalar_region("add", x.element)
+        if adds
+        else (f"      ^bb0(%lhs: {t}, %rhs: {t}):\n        stablehlo.return %rhs : {t}")
+    )
+    types = [(x.shape, x.element)]
+    return generic(x, "scatter", [x, ids, updates], types, properties, region)[0]
+
+
+def take(x: Traced, ids: Traced, axis: int) -> Traced:
+    """The elements of x at indices of a dimension, which those of the indices replace."""
+    shape = (*x.shape[:axis], *ids.shape, *x.shape[axis + 1 :])
+    sizes = [1 if d == axis else n for d, n in enumerate(x.shape)]
+    offsets = [d for d in range(len(shape)) if not axis <= d < axis + ids.ndim]
+    return gather(x, ids, shape, sizes, {
+        "offset_dims": offsets, "collapsed_slice_dims": [axis], "start_index_map": [axis],
+    })  # fmt: skip
+
+
+def _local(p: Place, ids: Traced, of: SSAValue, axis: int) -> tuple[Traced, Traced | None]:
+    """Indices relative to a device's shard, and the mask of those inside; None where all are."""
+    if not p.splits(of, axis):
+        return ids, None
+    here = ids - p.start(of, axis).to(ids.element)
+    return here, (here >= 0) & (here < p.shape(of)[axis])
+
+
+def _masked(out: Traced, inside: Traced | None, dims: Sequence[int]) -> Traced:
+    """Values where the mask holds, zeros elsewhere."""
+    if inside is None:
+        return out
+    zeros = out.constant(0, out.element, out.shape)
+    return inside.broadcast(out.shape, dims).select(out, zeros)
+
+
+def _gather(p: Place, op: nn.GatherOp, table: Traced, ids: Traced) -> Traced:
+    axis = axis_of(op.properties, "axis", table.ndim)
+    ids, inside = _local(p, ids, op.table, axis)
+    return _masked(take(table, ids, axis), inside, range(axis, axis + ids.ndim))
+
+
+def _gather_grad(p: Place, op: nn.GatherGradOp, ids: Traced, dy: Traced) -> Traced:
+    shape = p.shape(op.out)
+    axis = axis_of(op.properties, "axis", len(shape))
+    ids, _ = _local(p, ids, op.out, axis)
+    windows = [d for d in range(dy.ndim) if not axis <= d < axis + ids.ndim]
+    return scatter(dy.constant(0, dy.element, shape), ids, dy, True, {
+        "update_window_dims": windows, "inserted_window_dims": [axis],
+        "scatter_dims_to_operand_dims": [axis],
+    })  # fmt: skip
+
+
+def _along(x: Traced, ids: Traced, axis: int) -> Traced:
+    """The element of x at each index along a dimension."""
+    others = [d for d in range(x.ndim) if d != axis]
+    of_ids = [d for d in range(ids.ndim) if d != axis] if ids.ndim == x.ndim else others
+    return gather(x, ids, ids.shape, [1] * x.ndim, {
+        "collapsed_slice_dims": [axis], "operand_batching_dims": others,
+        "start_indices_batching_dims": of_ids, "start_index_map": [axis],
+    })  # fmt: skip
+
+
+def _take_along_axis(p: Place, op: nn.TakeAlongAxisOp, x: Traced, ids: Traced) -> Traced:
+    axis = axis_of(op.properties, "axis", x.ndim)
+    ids, inside = _local(p, ids, op.x, axis)
+    return _masked(_along(x, ids, axis), inside, range(x.ndim))
+
+
+def _pick(p: Place, op: nn.PickOp, x: Traced, ids: Traced) -> Traced:
+    ids, inside = _local(p, ids, op.x, x.ndim - 1)
+    return _masked(_along(x, ids, x.ndim - 1), inside, range(ids.ndim))
+
+
+def _scatter_add(p: Place, op: nn.ScatterAddOp, ids: Traced, src: Traced) -> Traced:
+    shape = p.shape(op.out)
+    axis = axis_of(op.properties, "axis", len(shape))
+    ids, _ = _local(p, ids, op.out, axis)
+    others = [d for d in range(len(shape)) if d != axis]
+    return scatter(src.constant(0, src.element, shape), ids, src, True, {
+        "inserted_window_dims": [axis], "input_batching_dims": others,
+        "scatter_indices_batching_dims": others, "scatter_dims_to_operand_dims": [axis],
+    })  # fmt: skip
+
+
+def _is_at(p: Place, ids: Traced, out: SSAValue) -> Traced:
+    """Whether the index along the last dimension of `out` is that of each row."""
+    columns = p.indices(out, ids.ndim, ids.element)
+    return ids[..., None] == columns
+
+
+def _pick_grad(p: Place, op: nn.PickGradOp, ids: Traced, dy: Traced) -> Traced:
+    here = _is_at(p, ids, op.out)
+    rows = dy.broadcast(here.shape, range(dy.ndim))
+    return here.select(rows, dy.constant(0, dy.element, here.shape))
+
+
+def _one_hot(p: Place, op: nn.OneHotOp, ids: Traced) -> Traced:
+    return _is_at(p, ids, op.out).to(element_of(op.out.type))
+
+
+def _index_copy(p: Place, op: nn.IndexCopyOp, x: Traced, ids: Traced, rows: Traced) -> Traced:
+    axis = axis_of(op.properties, "axis", x.ndim)
+    ids, _ = _local(p, ids, op.x, axis)
+    return scatter(x, ids, rows, False, {
+        "update_window_dims": [d for d in range(x.ndim) if d != axis],
+        "inserted_window_dims": [axis], "scatter_dims_to_operand_dims": [axis],
+    })  # fmt: skip
+
+
+WRITERS: dict[type[Operation], WriteOp] = {
+    nn.GatherOp: _gather,
+    nn.GatherGradOp: _gather_grad,
+    nn.TakeAlongAxisOp: _take_along_axis,
+    nn.PickOp: _pick,
+    nn.PickGradOp: _pick_grad,
+    nn.ScatterAddOp: _scatter_add,
+    nn.OneHotOp: _one_hot,
+    nn.IndexCopyOp: _index_copy,
+}

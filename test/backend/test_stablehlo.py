@@ -1,0 +1,366 @@
+"""`-t stablehlo`: programs in both views, run by XLA, with torch's answers and our own layouts; and
+read again by our importer."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("jaxlib")
+
+from op_cases import CASES, Case
+from support import xla
+from support.extent import long_form
+from support.harness import (
+    ELEMENTS,
+    PIPELINE,
+    Problem,
+    apply,
+    compiled,
+    differs,
+    elements_of,
+    function,
+)
+from support.op_laws import OPS
+from support.runlines import run_tool
+from xdsl.dialects.builtin import ModuleOp
+from xdsl.dialects.func import FuncOp
+
+import shardir
+from shardir.algebra.layout import replicated
+from shardir.algebra.mesh import Mesh
+from shardir.api.stablehlo import import_text
+from shardir.dialects import dist
+from shardir.interpret import run
+from shardir.interpret.evaluator import global_type, is_local_function
+from shardir.interpret.values import assemble, round_to_element, split
+from shardir.pipelines import build
+from shardir.syntax.parser import default_parser
+
+EXAMPLES = Path(__file__).parents[2] / "docs/examples"
+
+
+# ---- each op ----
+
+
+def exported(case: Case, element: str, forward: bool) -> tuple[Problem, str, ModuleOp, str]:
+    """A case, and its text."""
+    p = case.problem(element)
+    module = p.module.clone()
+    name = "f" if forward else p.name
+    if name == "g":
+        apply(module, "distributed-autodiff")
+    return p, name, module, shardir.to_stablehlo(module, name)
+
+
+def test_each_op_equals_torch():
+    """One case of each op, all in one program; with gradients and all cases in the long form."""
+    cases = list({c.op: c for c in reversed(CASES)}.values())
+    assert {c.op for c in cases} == set(OPS)
+    check_cases([(c, c.elements[0]) for c in cases], forward=True)
+
+
+@long_form
+def test_all_cases_and_gradients_equal_torch():
+    every = [(c, e) for c in CASES for e in c.elements]
+    for k in range(0, len(every), 150):
+        check_cases(every[k : k + 150], forward=False)
+
+
+def check_cases(cases: Sequence[tuple[Case, str]], forward: bool) -> None:
+    texts, arguments, elements, wanted = [], [], [], []
+    for case, element in cases:
+        p, name, module, text = exported(case, element, forward)
+        own = elements_of(function(module, name).function_type.inputs.data)
+        texts.append(text)
+        arguments += [
+            round_to_element(x, ELEMENTS[e])
+            for x, e in zip(p.arguments[: len(own)], own, strict=True)
+        ]
+        elements += own
+        count = len(function(module, name).function_type.outputs)
+        results = [*zip(p.wanted, p.elements, strict=True)][:count]
+        wanted += [(f"{case} {element}, result {i}", *w) for i, w in enumerate(results)]
+    (answer,) = xla.run([xla.Request(xla.merged(texts), arguments, elements)])
+    assert not answer.error, answer.error
+    wrong = [
+        f"{what}: {message}"
+        for x, (what, y, e) in zip(answer.results, wanted, strict=True)
+        if (message := differs(x, y, e, 1.0))
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+# ---- the local view, on partitions ----
+
+
+class OfPartitions:
+    """A function in the local view, its arguments as the partitions get them, and its text."""
+
+    def __init__(self, module: ModuleOp, name: str, arguments: Sequence[Any]):
+        self.f, self.meshes = function(module, name), dist.meshes_of(module)
+        self.mesh = next(iter(self.meshes.values()))
+        types = self.f.function_type.inputs.data
+        whole = [global_type(t, self.meshes) for t in types]
+        self.request = xla.Request(
+            shardir.to_stablehlo(module, name),
+            [
+                split(round_to_element(x, w.element_type), self.layout(t), self.mesh, holder=i)
+                for i, (x, w, t) in enumerate(zip(arguments, whole, types, strict=True))
+            ],
+            elements_of(whole),
+            of_partitions=True,
+        )
+
+    def layout(self, t: Any) -> Any:
+        return dist.type_layout(t) or replicated(self.mesh.name, len(t.get_shape()))
+
+    def whole(self, results: Sequence[Any]) -> list[Any]:
+        """The global results. Raises ShardirError where replicas differ."""
+        return [
+            assemble(parts, self.layout(t), self.mesh, global_type(t, self.meshes).get_shape())
+            for parts, t in zip(results, self.f.function_type.outputs, strict=True)
+        ]
+
+
+LAID_OUT = [
+    ("4x8 [{a}, {b}]", "nn.triu %x diagonal 1", "4x8"),
+    ("4x8 [{a}, {b}]", "nn.softmax %x axis 1", "4x8"),
+    ("4x8 [{a}, {b}]", "nn.layer_norm %x, %w, %w eps 1.0e-5", "4x8", "8"),
+    ("4x8 [{a}, {b}]", "nn.reduce <mean> %x dims <0, 1>", ""),
+    ("4x8 [{a}, {b}]", "nn.slice %x starts <0, 2> limits <4, 6> strides <1, 2>", "4x2"),
+    ("4x8 [{a}, {b}]", "nn.pad %x low <2, 0> high <2, 8> value 1.5", "8x16"),
+    ("4x8 [{a}, {b}]", "nn.roll %x shifts <1, 3>", "4x8"),
+    ("4x8 [{a}, {b}]", "nn.cumsum %x axis 1", "4x8"),
+    ("4x8 [{a}, {b}]", "nn.argmax %x axis 1", "4"),
+    ("4x2x8x4 [{a}, {}, {b}, {}]", "nn.attention %x, %x, %x causal", "4x2x8x4"),
+    ("4x8 [{a}, {b}]", "nn.matmul %x, %w", "4x4", "8x4 [{b}, {}]"),
+    ("4x4x8 [{a}, {}, {b}]", "nn.conv %x, %w padding <1, 1>", "4x2x8", "2x4x3"),
+    ("4x4x8 [{a}, {}, {b}]", "nn.max_pool %x window <2> stride <2>", "4x4x4"),
+]  # fmt: skip
+"""Ops whose text depends on where a partition is, or that need collectives: the operand and its
+layout, the op, its result, and another operand."""
+
+
+def laid_out_op(x: str, op: str, out: str, w: str = "2x2") -> ModuleOp:
+    shapes, types = [], []
+    for text in (x, w, out):
+        shape, _, layout = text.partition(" ")
+        element = "i64" if "argmax" in op and text is out else "f32"
+        shapes.append(f"tensor<{'x'.join(filter(None, [shape, element]))}>")
+        types.append(shapes[-1][:-1] + f", #dist.layout<@m, {layout}>>" if layout else shapes[-1])
+    of = {"x": types[0], "w": types[1]}
+    operands = [of[word.strip("%,")] for word in op.split() if word.startswith("%")]
+    return shardir.parse(
+        f"dist.mesh @m <a = 2, b = 2>\nfunc.func @f(%x: {types[0]}, %w: {types[1]}) -> {shapes[2]}"
+        f" {{\n  %y = {op} : ({', '.join(operands)}) -> {shapes[2]}\n"
+        f"  func.return %y : {shapes[2]}\n}}"
+    )
+
+
+def arguments_of(module: ModuleOp, name: str) -> list[Any]:
+    draw, meshes = np.random.default_rng(1), dist.meshes_of(module)
+    types = [global_type(t, meshes) for t in function(module, name).function_type.inputs]
+    return [
+        draw.normal(size=t.get_shape())
+        if e in ("f32", "f64")
+        else draw.integers(0, 2, t.get_shape())
+        for t, e in zip(types, elements_of(types), strict=True)
+    ]
+
+
+def collective(op: str, before: str, after: str, shape: str, to: str) -> str:
+    one, two = (f"tensor<{s}xf32, #dist.local<@m, {l}>>" for s, l in ((shape, before), (to, after)))
+    return (f"func.func @f(%x: {one}) -> {two} {{\n  %y = dist.{op} : ({one}) -> {two}\n"
+            f"  func.return %y : {two}\n}}")  # fmt: skip
+
+
+COLLECTIVES = [
+    collective("all_reduce <sum> %x over <b>", "[{a}, {}], partial sum {b}", "[{a}, {}]", "2x8",
+               "2x8"),
+    collective("all_reduce <max> %x over <a, b>", "[{}, {}], partial max {a, b}", "[{}, {}]", "4x8",
+               "4x8"),
+    collective("all_gather %x dim 0 over <a>", "[{a}, {b}]", "[{}, {b}]", "2x4", "4x4"),
+    collective("reduce_scatter <sum> %x dim 1 over <b>", "[{a}, {}], partial sum {b}", "[{a}, {b}]",
+               "2x8", "2x4"),
+    collective("all_to_all %x split 1 concat 0 over <a>", "[{a}, {}]", "[{}, {a}]", "2x8", "4x4"),
+    collective("all_slice %x dim 1 over <b>", "[{a}, {}]", "[{a}, {b}]", "2x8", "2x4"),
+    collective("exchange %x over <a, b>", "[{a, b}, {}]", "[{b}, {a}]", "1x8", "2x4"),
+    collective("exchange %x over <a, b>", "[{a, b}, {}]", "[{b, a}, {}]", "1x8", "1x8"),
+    collective("replicated_to_partial <sum> %x over <b>", "[{a}, {}]", "[{a}, {}], partial sum {b}",
+               "2x8", "2x8"),
+    collective("sharded_to_partial %x dim 0 over <a>", "[{a}, {}]", "[{}, {}], partial sum {a}",
+               "2x8", "4x8"),
+    collective("halo_unfold %x dim 0 step 1 offset -1 over <a>", "[{a}, {}]", "[{a}, {}, {}]",
+               "4x2", "4x3x2"),
+    collective("halo_fold %x dim 0 step 1 offset -1 over <a>", "[{a}, {}, {}]", "[{a}, {}]",
+               "4x3x2", "4x2"),
+    collective("halo_fold %x dim 0 step 1 offset -2 over <a>", "[{a}, {}, {}]", "[{a}, {}]",
+               "4x1x2", "2x2"),
+]  # fmt: skip
+
+
+LOWERING = ("propagate-strategies", "insert-redistributions", "lower-to-spmd")
+
+
+def test_partitions_equal_one_device():
+    """The local view of ops and of each collective, as SPMD programs of four partitions."""
+    programs = []
+    for case in LAID_OUT:
+        before = laid_out_op(*case)
+        programs.append((before, compiled(before.clone(), LOWERING, verify=False)))
+    for text in COLLECTIVES:
+        module = shardir.parse(f"dist.mesh @m <a = 2, b = 2>\n{text}")
+        programs.append((module, module))
+    arguments = [arguments_of(before, "f") for before, _ in programs]
+    texts = [OfPartitions(m, "f", a) for (_, m), a in zip(programs, arguments, strict=True)]
+    answers = xla.run([t.request for t in texts], devices=4)
+    wrong = []
+    for (before, _), given, program, answer in zip(
+        programs, arguments, texts, answers, strict=True
+    ):
+        try:
+            assert not answer.error, answer.error
+            for x, y in zip(program.whole(answer.results), run(before, "f", given), strict=True):
+                np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-5)
+        except (AssertionError, shardir.ShardirError) as error:
+            wrong.append(f"{program.request.text}\n{error}")
+    assert not wrong, "\n".join(wrong)
+
+
+# ---- the global view, by XLA's partitioner ----
+
+BLOCK = (EXAMPLES / "transformer_block.ir").read_text()
+
+
+def applied(text: str, pipeline: str) -> ModuleOp:
+    module = shardir.parse(text)
+    for p in build(pipeline):
+        p.apply(default_parser().ctx, module)
+    return module
+
+
+def test_xla_partitions_a_step_by_our_layouts():
+    """The values, and where each device has what part of each argument and result."""
+    module = applied(BLOCK, f"inline-calls,{','.join(PIPELINE[:4])}")
+    single = applied(BLOCK, "single-device")
+    arguments = arguments_of(single, "step")
+    arguments = [np.asarray(x, np.float32) if x.dtype == float else x for x in arguments]
+    text = shardir.to_stablehlo(module)
+    f, (mesh,) = function(module, "step"), dist.meshes_of(module).values()
+    (answer,) = xla.run([xla.Request(text, arguments)])
+    assert not answer.error, answer.error
+    for x, y in zip(answer.results, run(single, "step", arguments), strict=True):
+        assert not differs(x, y, "f32", 1.0)
+    for types, places in (
+        (f.function_type.inputs, answer.arguments_at),
+        (f.function_type.outputs, answer.results_at),
+    ):
+        assert places == [held(mesh, t) for t in types]
+    kept = [a for a in f.arg_attrs or () if "train.input" not in a.data]
+    assert len(kept) == text.count("tf.aliasing_output") > 0
+
+
+def held(mesh: Mesh, t: Any) -> list[list[tuple[int, int]]]:
+    """For each rank the range of each dimension that it holds."""
+    layout = dist.type_layout(t) or replicated(mesh.name, len(t.get_shape()))
+    return [
+        [(s.start, s.stop) for s in layout.slices(mesh, t.get_shape(), rank)]
+        for rank in range(mesh.size)
+    ]
+
+
+# ---- and back ----
+
+
+def laid_out_functions() -> list[tuple[str, ModuleOp, str]]:
+    """Each function of the examples without a step in the global view, after propagation."""
+    found = []
+    for path in sorted(EXAMPLES.glob("*.ir")):
+        if "train.step" in path.read_text():
+            continue
+        for text in path.read_text().split("// -----"):
+            module = shardir.parse(text)
+            names = [f.sym_name.data for f in module.body.ops if isinstance(f, FuncOp)]
+            if any(is_local_function(function(module, name)) for name in names):
+                continue
+            module = applied(text, "inline-calls,propagate-strategies")
+            found += [(path.stem, module, name) for name in names]
+    return found
+
+
+def layouts(module: ModuleOp, name: str) -> list[str]:
+    signature = function(module, name).function_type
+    return [str(dist.type_layout(t)) for t in (*signature.inputs, *signature.outputs)]
+
+
+def test_examples_come_back():
+    """Each example without a step, written and read again, has the values and layouts that it
+    had."""
+    functions = laid_out_functions()
+    assert len({stem for stem, _, _ in functions}) == 9
+    for stem, module, name in functions:
+        again = import_text(shardir.to_stablehlo(module, name))
+        arguments = arguments_of(module, name)
+        for x, y in zip(
+            run(module, name, arguments), run(again, "main", arguments), strict=True
+        ):  # fmt: skip
+            np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-6, err_msg=f"{stem} @{name}")
+        for p in build("propagate-strategies"):
+            p.apply(default_parser().ctx, again)
+        assert layouts(again, "main") == layouts(module, name), (stem, name)
+
+
+# ---- what is refused ----
+
+REFUSED = """
+dist.mesh @m <a = 2>
+func.func @f(%x: tensor<3x4xf32, #dist.layout<@m, [{a}, {}]>>) -> tensor<3x4xf32> {
+  %y = "acme.fold"(%x) : (tensor<3x4xf32, #dist.layout<@m, [{a}, {}]>>) -> tensor<3x4xf32>
+  %z = "acme.bend"(%y) : (tensor<3x4xf32>) -> tensor<3x4xf32>
+  func.return %z : tensor<3x4xf32>
+}
+"""
+
+
+def test_all_ops_without_a_counterpart_are_one_error(tmp_path: Path):
+    path = tmp_path / "refused.ir"
+    path.write_text(REFUSED)
+    code, out, errors = run_tool(
+        ["shard-opt", str(path), "--allow-unregistered-dialect", "-t", "stablehlo"], b""
+    )
+    assert code == 1 and not out
+    assert f"{path}:4:" in errors and "acme.fold" in errors
+    assert f"{path}:5:" in errors and "acme.bend" in errors
+    assert errors.count("error:") == 2, errors
+
+
+def test_uneven_shards_of_partitions_are_refused():
+    text = REFUSED.replace('"acme.fold"(%x)', "nn.relu %x").replace('"acme.bend"(%y)', "nn.relu %y")
+    module = applied(text, ",".join(LOWERING))
+    with pytest.raises(shardir.ShardirError, match="expected even shards for partitions"):
+        shardir.to_stablehlo(module)
+
+
+def test_a_compiled_program_has_both_views():
+    program = shardir.compile(BLOCK)
+    both = program.stablehlo(), program.stablehlo(view="local")
+    assert "sdy.sharding_constraint" in both[0] and "stablehlo.all_reduce" not in both[0]
+    assert "stablehlo.all_reduce" in both[1] and "sdy." not in both[1]
+    with pytest.raises(shardir.ShardirError, match="expected the view global or local"):
+        program.stablehlo(view="both")
+    with pytest.raises(shardir.ShardirError, match=r"use program.stablehlo\(\)"):
+        shardir.compile(BLOCK, target="stablehlo")
+
+
+def test_the_target_of_the_tool(tmp_path: Path):
+    path = EXAMPLES / "matmul_four_forms.ir"
+    code, out, _ = run_tool(
+        ["shard-opt", str(path), "-p", "propagate-strategies", "-t", "stablehlo{function=rows}"],
+        b"",
+    )
+    assert code == 0 and out.startswith("module @rows")
+    code, _, errors = run_tool(["shard-opt", str(path), "-t", "stablehlo"], b"")
+    assert code == 1 and "name one: stablehlo{function=NAME}" in errors
