@@ -302,7 +302,7 @@ def test_examples_come_back():
     functions = laid_out_functions()
     assert len({stem for stem, _, _ in functions}) == 9
     for stem, module, name in functions:
-        again = import_text(shardir.to_stablehlo(module, name))
+        again = import_text(shardir.to_stablehlo(module, name), stem)
         arguments = arguments_of(module, name)
         for x, y in zip(
             run(module, name, arguments), run(again, "main", arguments), strict=True

@@ -11,7 +11,7 @@ from shardir.algebra.mesh import Axes
 from shardir.backend.stablehlo.functions import einsum, lowest
 from shardir.backend.stablehlo.ops.windows import folded, from_starts, to_starts, unfolded
 from shardir.backend.stablehlo.place import PartitionPlace
-from shardir.backend.stablehlo.traced import Traced, generic, scalar_region
+from shardir.backend.stablehlo.traced import TracedArray, generic, scalar_region
 from shardir.dialects import dist
 
 CHANNEL = "#stablehlo.channel_handle<handle = {}, type = 0>"
@@ -19,7 +19,7 @@ CHANNEL = "#stablehlo.channel_handle<handle = {}, type = 0>"
 
 REGIONS = {"sum": "add", "max": "maximum", "min": "minimum"}
 
-WriteValue = Callable[..., Traced]
+WriteValue = Callable[..., TracedArray]
 """From a place, a collective, a traced value, and the values before and after."""
 
 
@@ -38,7 +38,7 @@ def _region(kind: str, element: str) -> str:
     return scalar_region(REGIONS.get(kind, kind), element)
 
 
-def all_reduce(p: PartitionPlace, x: Traced, kind: str, axes: Axes) -> Traced:
+def all_reduce(p: PartitionPlace, x: TracedArray, kind: str, axes: Axes) -> TracedArray:
     n = p.mesh.extent(axes)
     types = [(x.shape, x.element)]
     region = _region("sum" if kind == "mean" else kind, x.element)
@@ -46,31 +46,33 @@ def all_reduce(p: PartitionPlace, x: Traced, kind: str, axes: Axes) -> Traced:
     return out / out.constant(n, out.element) if kind == "mean" else out
 
 
-def all_gather(p: PartitionPlace, x: Traced, dim: int, axes: Axes) -> Traced:
+def all_gather(p: PartitionPlace, x: TracedArray, dim: int, axes: Axes) -> TracedArray:
     shape = [*x.shape]
     shape[dim] *= p.mesh.extent(axes)
     properties = {"all_gather_dim": f"{dim} : i64", **_properties(p, axes)}
     return generic(x, "all_gather", [x], [(tuple(shape), x.element)], properties)[0]
 
 
-def _own_shard(p: PartitionPlace, x: Traced, dim: int, axes: Axes) -> Traced:
+def _own_shard(p: PartitionPlace, x: TracedArray, dim: int, axes: Axes) -> TracedArray:
     size = x.shape[dim] // p.mesh.extent(axes)
     return x.dynamic_part(dim, p.position(axes) * size, size)
 
 
 def _all_reduce(
-    p: PartitionPlace, op: dist.AllReduceOp, x: Traced, value: SSAValue, out: SSAValue
-) -> Traced:
+    p: PartitionPlace, op: dist.AllReduceOp, x: TracedArray, value: SSAValue, out: SSAValue
+) -> TracedArray:
     return all_reduce(p, x, op.reduction.data, op.axes.data)
 
 
 def _all_gather(
-    p: PartitionPlace, op: dist.AllGatherOp, x: Traced, value: SSAValue, out: SSAValue
-) -> Traced:
+    p: PartitionPlace, op: dist.AllGatherOp, x: TracedArray, value: SSAValue, out: SSAValue
+) -> TracedArray:
     return all_gather(p, x, op.dim.value.data, op.axes.data)
 
 
-def reduce_scatter(p: PartitionPlace, x: Traced, kind: str, dim: int, axes: Axes) -> Traced:
+def reduce_scatter(
+    p: PartitionPlace, x: TracedArray, kind: str, dim: int, axes: Axes
+) -> TracedArray:
     n, shape = p.mesh.extent(axes), [*x.shape]
     shape[dim] //= n
     properties = {"scatter_dimension": f"{dim} : i64", **_properties(p, axes)}
@@ -81,20 +83,20 @@ def reduce_scatter(p: PartitionPlace, x: Traced, kind: str, dim: int, axes: Axes
 
 
 def _reduce_scatter(
-    p: PartitionPlace, op: dist.ReduceScatterOp, x: Traced, value: SSAValue, out: SSAValue
-) -> Traced:
+    p: PartitionPlace, op: dist.ReduceScatterOp, x: TracedArray, value: SSAValue, out: SSAValue
+) -> TracedArray:
     return reduce_scatter(p, x, op.reduction.data, op.dim.value.data, op.axes.data)
 
 
 def _all_slice(
-    p: PartitionPlace, op: dist.AllSliceOp, x: Traced, value: SSAValue, out: SSAValue
-) -> Traced:
+    p: PartitionPlace, op: dist.AllSliceOp, x: TracedArray, value: SSAValue, out: SSAValue
+) -> TracedArray:
     return _own_shard(p, x, op.dim.value.data, op.axes.data)
 
 
 def _all_to_all(
-    p: PartitionPlace, op: dist.AllToAllOp, x: Traced, value: SSAValue, out: SSAValue
-) -> Traced:
+    p: PartitionPlace, op: dist.AllToAllOp, x: TracedArray, value: SSAValue, out: SSAValue
+) -> TracedArray:
     split, concat, axes = op.split.value.data, op.concat.value.data, op.axes.data
     n, shape = p.mesh.extent(axes), [*x.shape]
     shape[split] //= n
@@ -106,7 +108,9 @@ def _all_to_all(
     return generic(x, "all_to_all", [x], [(tuple(shape), x.element)], properties)[0]
 
 
-def _at(p: PartitionPlace, x: Traced, position: int, axes: Axes, filling: float = 0) -> Traced:
+def _at(
+    p: PartitionPlace, x: TracedArray, position: int, axes: Axes, filling: float = 0
+) -> TracedArray:
     """A value at one position of the groups, a number elsewhere."""
     here = p.position(axes) == position
     other = x.constant(filling, x.element, x.shape)
@@ -114,33 +118,37 @@ def _at(p: PartitionPlace, x: Traced, position: int, axes: Axes, filling: float 
 
 
 def _broadcast(
-    p: PartitionPlace, op: dist.BroadcastFromRootOp, x: Traced, value: SSAValue, out: SSAValue
-) -> Traced:
+    p: PartitionPlace, op: dist.BroadcastFromRootOp, x: TracedArray, value: SSAValue, out: SSAValue
+) -> TracedArray:
     """The sum of the value at the root and zeros elsewhere."""
     axes = op.axes.data
     return all_reduce(p, _at(p, x, op.root.value.data, axes), "sum", axes)
 
 
 def _gather(
-    p: PartitionPlace, op: dist.GatherToRootOp, x: Traced, value: SSAValue, out: SSAValue
-) -> Traced:
+    p: PartitionPlace, op: dist.GatherToRootOp, x: TracedArray, value: SSAValue, out: SSAValue
+) -> TracedArray:
     return all_gather(p, x, op.dim.value.data, op.axes.data)
 
 
 def _scatter(
-    p: PartitionPlace, op: dist.ScatterFromRootOp, x: Traced, value: SSAValue, out: SSAValue
-) -> Traced:
+    p: PartitionPlace, op: dist.ScatterFromRootOp, x: TracedArray, value: SSAValue, out: SSAValue
+) -> TracedArray:
     axes = op.axes.data
     whole = all_reduce(p, _at(p, x, op.root.value.data, axes), "sum", axes)
     return _own_shard(p, whole, op.dim.value.data, axes)
 
 
-def permute(p: PartitionPlace, x: Traced, pairs: Sequence[tuple[int, int]], axes: Axes) -> Traced:
+def permute(
+    p: PartitionPlace, x: TracedArray, pairs: Sequence[tuple[int, int]], axes: Axes
+) -> TracedArray:
     """The value of another position of the group: pairs of sender and receiver."""
     return permute_ranks(p, x, [(g[a], g[b]) for g in p.mesh.groups(axes) for a, b in pairs])
 
 
-def permute_ranks(p: PartitionPlace, x: Traced, ends: Sequence[tuple[int, int]]) -> Traced:
+def permute_ranks(
+    p: PartitionPlace, x: TracedArray, ends: Sequence[tuple[int, int]]
+) -> TracedArray:
     """The value of another partition: pairs of sender and receiver; zeros without one."""
     if not ends:
         return x.constant(0, x.element, x.shape)
@@ -153,21 +161,25 @@ def permute_ranks(p: PartitionPlace, x: Traced, ends: Sequence[tuple[int, int]])
 
 
 def _permute(
-    p: PartitionPlace, op: dist.PermuteOp, x: Traced, value: SSAValue, out: SSAValue
-) -> Traced:
+    p: PartitionPlace, op: dist.PermuteOp, x: TracedArray, value: SSAValue, out: SSAValue
+) -> TracedArray:
     n = p.mesh.extent(op.axes.data)
     return permute(p, x, [*op.record.passes(op.as_step(out), n)], op.axes.data)
 
 
 def _replicated_to_partial(
-    p: PartitionPlace, op: dist.ReplicatedToPartialOp, x: Traced, value: SSAValue, out: SSAValue
-) -> Traced:
+    p: PartitionPlace,
+    op: dist.ReplicatedToPartialOp,
+    x: TracedArray,
+    value: SSAValue,
+    out: SSAValue,
+) -> TracedArray:
     return _at(p, x, 0, op.axes.data) if op.reduction.data == "sum" else x
 
 
 def _sharded_to_partial(
-    p: PartitionPlace, op: dist.ShardedToPartialOp, x: Traced, value: SSAValue, out: SSAValue
-) -> Traced:
+    p: PartitionPlace, op: dist.ShardedToPartialOp, x: TracedArray, value: SSAValue, out: SSAValue
+) -> TracedArray:
     dim, axes = op.dim.value.data, op.axes.data
     zeros = x.constant(0, x.element, p.shape(out))
     zero = p.constant(0, "i64")
@@ -179,7 +191,7 @@ def _sharded_to_partial(
 # ---- halo exchanges ----
 
 
-class _Halo(NamedTuple):
+class _PlacedWindows(NamedTuple):
     """Where the windows of a device are in its shard.
 
     Attributes:
@@ -197,7 +209,7 @@ class _Halo(NamedTuple):
     @classmethod
     def of(
         cls, p: PartitionPlace, op: dist.HaloOp, value: SSAValue, out: SSAValue
-    ) -> "_Halo":  # fmt: skip
+    ) -> "_PlacedWindows":  # fmt: skip
         w, axes = op.windows(value, out, p.mesh), op.axes.data
         n = p.mesh.extent(axes)
         rows, each = w.rows // n, w.count // n
@@ -212,12 +224,12 @@ class _Halo(NamedTuple):
 
 
 def _halo_unfold(
-    p: PartitionPlace, op: dist.HaloUnfoldOp, x: Traced, value: SSAValue, out: SSAValue
-) -> Traced:
+    p: PartitionPlace, op: dist.HaloUnfoldOp, x: TracedArray, value: SSAValue, out: SSAValue
+) -> TracedArray:
     """Each device gets the elements that it lacks from each neighbour, in one permute; where the
     windows are elsewhere in each shard, all elements."""
     dim, axes = op.dim.value.data, op.axes.data
-    halo, n = _Halo.of(p, op, value, out), p.mesh.extent(axes)
+    halo, n = _PlacedWindows.of(p, op, value, out), p.mesh.extent(axes)
     count, size = p.shape(out)[dim : dim + 2]
     step, filling = op.step.value.data, 0 if op.lowest is None else lowest(x.element, -1)
     if halo.start is None:
@@ -240,12 +252,12 @@ def _halo_unfold(
 
 
 def _halo_fold(
-    p: PartitionPlace, op: dist.HaloFoldOp, x: Traced, value: SSAValue, out: SSAValue
-) -> Traced:
+    p: PartitionPlace, op: dist.HaloFoldOp, x: TracedArray, value: SSAValue, out: SSAValue
+) -> TracedArray:
     """Each device sends each neighbour the elements that it holds; where the windows are elsewhere
     in each shard, the sum of all is scattered."""
     dim, axes = op.dim.value.data, op.axes.data
-    halo, n = _Halo.of(p, op, value, out), p.mesh.extent(axes)
+    halo, n = _PlacedWindows.of(p, op, value, out), p.mesh.extent(axes)
     span = folded(x, dim, halo.length, op.step.value.data, 0)
     if halo.start is None:
         total = n * halo.rows
@@ -270,14 +282,14 @@ def _halo_fold(
 
 
 def _exchange(
-    p: PartitionPlace, op: dist.ExchangeOp, x: Traced, value: SSAValue, out: SSAValue
-) -> Traced:
+    p: PartitionPlace, op: dist.ExchangeOp, x: TracedArray, value: SSAValue, out: SSAValue
+) -> TracedArray:
     """Each device gets the pieces of its new shard from their holders: in each permute one piece of
     one shape, from and to each device at most."""
     source, target = dist.layout_of(value), dist.layout_of(out)
     assert source is not None and target is not None
     shape = p.global_shape(value)
-    by_shape: dict[Shape, list[_Piece]] = {}
+    by_shape: dict[Shape, list[_SentPiece]] = {}
     for rank in range(p.mesh.size):
         new = target.slices(p.mesh, shape, rank)
         for piece in pieces(p.mesh, shape, source, target, rank):
@@ -285,7 +297,7 @@ def _exchange(
             size = tuple(s.stop - s.start for s in piece.region)
             at = (tuple(s.start - of.start for s, of in zip(piece.region, region, strict=True))
                   for region in (held, new))  # fmt: skip
-            by_shape.setdefault(size, []).append(_Piece(piece.holder, rank, *at))
+            by_shape.setdefault(size, []).append(_SentPiece(piece.holder, rank, *at))
     result = x.constant(0, x.element, p.shape(out))
     for size, found in by_shape.items():
         for together in _rounds(found):
@@ -293,7 +305,7 @@ def _exchange(
     return result
 
 
-class _Piece(NamedTuple):
+class _SentPiece(NamedTuple):
     """A piece that one device sends to another, and where it begins on both."""
 
     sender: int
@@ -302,9 +314,9 @@ class _Piece(NamedTuple):
     at_receiver: Shape
 
 
-def _rounds(found: Sequence[_Piece]) -> list[list[_Piece]]:
+def _rounds(found: Sequence[_SentPiece]) -> list[list[_SentPiece]]:
     """Rounds in which each device sends and receives at most one piece."""
-    rounds: list[list[_Piece]] = []
+    rounds: list[list[_SentPiece]] = []
     for piece in found:
         free = next((
             r for r in rounds
@@ -317,8 +329,12 @@ def _rounds(found: Sequence[_Piece]) -> list[list[_Piece]]:
 
 
 def _with_pieces(
-    p: PartitionPlace, x: Traced, result: Traced, size: Shape, together: Sequence[_Piece]
-) -> Traced:
+    p: PartitionPlace,
+    x: TracedArray,
+    result: TracedArray,
+    size: Shape,
+    together: Sequence[_SentPiece],
+) -> TracedArray:
     """The result after a round."""
     sent, received = ([(0,) * x.ndim] * p.mesh.size for _ in range(2))
     for piece in together:
@@ -345,6 +361,7 @@ COLLECTIVES: dict[str, WriteValue] = {
     "replicated_to_partial": _replicated_to_partial,
     "sharded_to_partial": _sharded_to_partial,
     "copy": lambda p, op, x, value, out: x,
+    "reinterpret": lambda p, op, x, value, out: x,
     "broadcast": _broadcast,
     "gather": _gather,
     "scatter": _scatter,
@@ -356,7 +373,9 @@ COLLECTIVES: dict[str, WriteValue] = {
 """How each collective is written, by the name of its record."""
 
 
-def ring_product(p: PartitionPlace, op: dist.RingProductOp, *operands: Traced) -> list[Traced]:
+def ring_product(
+    p: PartitionPlace, op: dist.RingProductOp, *operands: TracedArray
+) -> list[TracedArray]:
     """A product in steps as the collective and the product, which XLA may overlap again."""
     which, dim, out = op.ring
     x, axes = [*operands], op.axes.data

@@ -21,11 +21,11 @@ from shardir.algebra.sdy import mesh_to_sdy, to_sdy
 from shardir.analysis.loops import execution_order
 from shardir.backend.stablehlo.collectives import COLLECTIVES, ring_product
 from shardir.backend.stablehlo.functions import UFUNCS
-from shardir.backend.stablehlo.literals import element_of
+from shardir.backend.stablehlo.literals import NARROW, element_of
 from shardir.backend.stablehlo.ops import WRITERS
-from shardir.backend.stablehlo.place import PartitionPlace, Place
-from shardir.backend.stablehlo.traced import Traced, Untraceable
-from shardir.backend.stablehlo.writer import HloValue, HloWriter, Names
+from shardir.backend.stablehlo.place import DevicePlace, PartitionPlace
+from shardir.backend.stablehlo.traced import TracedArray, Untraceable
+from shardir.backend.stablehlo.writer import HloWriter, ValueNames, WrittenValue
 from shardir.diagnostics import Failure, ShardirError
 from shardir.dialects import dist, nn, train
 from shardir.dialects.nn.base import Composite, TensorOp, decomposes
@@ -37,8 +37,6 @@ from shardir.rewriting.composites import adopt_unknown, decompose
 from shardir.rewriting.copying import copied
 from shardir.rewriting.functions import is_public
 from shardir.rewriting.rewriter import Rewriter
-
-NARROW = ("bf16", "f16")
 
 MANUAL = 'mhlo.sharding = "{manual}"'
 """The attribute of an argument or a result that is one partition's own."""
@@ -90,7 +88,7 @@ class FunctionExport:
         self.writer = HloWriter()
         self.place = (
             PartitionPlace(self.writer, self.meshes, self.mesh)
-            if self.is_local and self.mesh is not None else Place(self.writer)
+            if self.is_local and self.mesh is not None else DevicePlace(self.writer)
         )  # fmt: skip
         self.refusals: list[tuple[Operation, str]] = []
 
@@ -103,7 +101,7 @@ class FunctionExport:
         if self.refusals:
             raise Failure(self.refusals)
         values = [r.value for r in results]
-        names = Names()
+        names = ValueNames()
         heads = [
             f"%{names.of(a.value)[1:]}: {a.value.type}{attributes}"
             for a, attributes in zip(arguments, self._attributes_of_arguments(), strict=True)
@@ -131,10 +129,12 @@ class FunctionExport:
             "",
         ])  # fmt: skip
 
-    def _argument(self, v: SSAValue) -> Traced | None:
+    def _argument(self, v: SSAValue) -> TracedArray | None:
         if not self._check_even(self.f, v):
             return None
-        return Traced(self.writer, HloValue(self.place.shape(v), element_of(v.type), v.name_hint))
+        return TracedArray(
+            self.writer, WrittenValue(self.place.shape(v), element_of(v.type), v.name_hint)
+        )
 
     def _check_even(self, op: Operation, v: SSAValue) -> bool:
         """Refuse a value whose shards are uneven: all partitions run one program."""
@@ -187,11 +187,11 @@ class FunctionExport:
 
     # ---- ops ----
 
-    def run(self, block: Block, arguments: Sequence[Traced | None]) -> list[Traced]:
+    def run(self, block: Block, arguments: Sequence[TracedArray | None]) -> list[TracedArray]:
         """Write the ops of a block; return its results. After an op that is refused, the others are
         only checked."""
         adopt_unknown(block)
-        env: dict[SSAValue, Traced | None] = dict(zip(block.args, arguments, strict=True))
+        env: dict[SSAValue, TracedArray | None] = dict(zip(block.args, arguments, strict=True))
         for op, self.place.run in execution_order(block.ops):
             operands = [env.get(v) for v in op.operands]
             if isinstance(op, ReturnOp):
@@ -208,7 +208,9 @@ class FunctionExport:
                 env[op.carried] = operands[0]
         return []
 
-    def _finished(self, op: Operation, v: SSAValue, result: Traced | None) -> Traced | None:
+    def _finished(
+        self, op: Operation, v: SSAValue, result: TracedArray | None
+    ) -> TracedArray | None:
         """A result with its type, name and layout."""
         if result is None:
             return None
@@ -225,7 +227,7 @@ class FunctionExport:
             result.value.hint = v.name_hint
         return result
 
-    def _constrained(self, v: SSAValue, x: Traced) -> Traced:
+    def _constrained(self, v: SSAValue, x: TracedArray) -> TracedArray:
         layout = dist.layout_of(v)
         if layout is None or self.is_local or self.mesh is None:
             return x
@@ -242,8 +244,8 @@ class FunctionExport:
         return x.make(value)
 
     def _results(
-        self, op: Operation, operands: Sequence[Traced | None], env: dict[SSAValue, Any]
-    ) -> Sequence[Traced | None]:
+        self, op: Operation, operands: Sequence[TracedArray | None], env: dict[SSAValue, Any]
+    ) -> Sequence[TracedArray | None]:
         """The results of an op; None for each if it is refused, or reads such one."""
         known = [x for x in operands if x is not None]
         try:
@@ -266,8 +268,8 @@ class FunctionExport:
             raise Untraceable("it has no counterpart")
 
     def _written(
-        self, op: Operation, operands: list[Traced], env: dict[SSAValue, Any]
-    ) -> Sequence[Traced]:
+        self, op: Operation, operands: list[TracedArray], env: dict[SSAValue, Any]
+    ) -> Sequence[TracedArray]:
         if isinstance(op, train.OfMicrobatches):
             return [_with_part(op, env.get(op.out) if self.place.run else None, operands[0],
                                self.place.run)]  # fmt: skip
@@ -287,15 +289,15 @@ class FunctionExport:
         return self.tensor_op(op, operands)
 
     def _collective(
-        self, place: PartitionPlace, op: dist.CollectiveOp, operands: Sequence[Traced]
-    ) -> list[Traced]:
+        self, place: PartitionPlace, op: dist.CollectiveOp, operands: Sequence[TracedArray]
+    ) -> list[TracedArray]:
         write = COLLECTIVES[op.record.name]
         transfers = zip(operands, op.values, op.outs, strict=True)
         return [write(place, op, x, value, out) for x, value, out in transfers]
 
     # ---- ops on tensors: by an entry, by their definition in numpy, by other ops ----
 
-    def tensor_op(self, op: TensorOp, operands: list[Traced]) -> Sequence[Traced]:
+    def tensor_op(self, op: TensorOp, operands: list[TracedArray]) -> Sequence[TracedArray]:
         if (write := WRITERS.get(type(op))) is not None:
             return _sequence(write(self.place, op, *operands))
         if isinstance(op, nn.CustomOp):
@@ -308,7 +310,7 @@ class FunctionExport:
                     raise Untraceable(str(error)) from None
         return self._decomposed(op, operands)
 
-    def _traced(self, op: TensorOp, operands: list[Traced]) -> Sequence[Traced]:
+    def _traced(self, op: TensorOp, operands: list[TracedArray]) -> Sequence[TracedArray]:
         """What the op's definition in numpy writes. 16-bit floats are computed in f32, but for one
         function of numpy."""
         function: Any = getattr(type(op), "NUMPY", None)
@@ -322,12 +324,12 @@ class FunctionExport:
             return [wide[0].lift(x) if wide else self.place.constant(0, "f32").lift(x)
                     for x in _sequence(evaluate(self.place, *wide))]  # fmt: skip
 
-    def _custom(self, op: nn.CustomOp, operands: list[Traced]) -> Sequence[Traced]:
+    def _custom(self, op: nn.CustomOp, operands: list[TracedArray]) -> Sequence[TracedArray]:
         assert op.custom.evaluate is not None
         results = _sequence(op.custom.evaluate(*operands, **op.values))
         return [operands[0].lift(x) for x in results]
 
-    def _decomposed(self, op: TensorOp, operands: list[Traced]) -> Sequence[Traced]:
+    def _decomposed(self, op: TensorOp, operands: list[TracedArray]) -> Sequence[TracedArray]:
         """Write the ops of the decomposition, on values without layouts."""
         types = [unsharded_type(v) for v in op.operands]
         block = Block(arg_types=types)
@@ -347,7 +349,7 @@ class FunctionPart(FunctionExport):
     def __init__(self, outer: FunctionExport):
         self.module, self.f, self.writer = outer.module, outer.f, outer.writer
         self.mesh, self.is_local, self.refusals = None, False, outer.refusals
-        self.place = Place(outer.writer)
+        self.place = DevicePlace(outer.writer)
         self.place.run = outer.place.run
 
     def _refuse(self, op: Operation, reason: str) -> None:
@@ -355,8 +357,8 @@ class FunctionPart(FunctionExport):
 
 
 def _with_part(
-    op: train.OfMicrobatches, before: Traced | None, x: Traced, run: int
-) -> Traced:  # fmt: skip
+    op: train.OfMicrobatches, before: TracedArray | None, x: TracedArray, run: int
+) -> TracedArray:  # fmt: skip
     """The value after a microbatch."""
     if isinstance(op, train.AccumulateOp):
         return x if before is None else before + x

@@ -7,7 +7,14 @@ from typing import Any
 import numpy as np
 
 from shardir.backend.stablehlo.literals import FLOATS, NUMPY, ints_text
-from shardir.backend.stablehlo.traced import FUNCTIONS, UFUNCS, Traced, Ufunc, Untraceable, numpy
+from shardir.backend.stablehlo.traced import (
+    FUNCTIONS,
+    UFUNCS,
+    TracedArray,
+    Ufunc,
+    Untraceable,
+    numpy,
+)
 
 # ---- elementwise ----
 
@@ -19,7 +26,7 @@ def named(name: str) -> Ufunc:
 def _neutral(name: str, neutral: float) -> Ufunc:
     """A binary op that a number leaves unchanged."""
 
-    def write(x: Traced, y: Traced) -> Traced:
+    def write(x: TracedArray, y: TracedArray) -> TracedArray:
         if y.number == neutral and not math.copysign(1, y.number) < 0:
             return x
         if x.number == neutral and name != "subtract":
@@ -41,17 +48,17 @@ def _logical(of_numbers: str, of_bools: str) -> Ufunc:
 def _of_floats(write: Ufunc) -> Ufunc:
     """A function of floats, in f64 of integers, as in numpy."""
 
-    def converted(*xs: Traced) -> Traced:
+    def converted(*xs: TracedArray) -> TracedArray:
         return write(*(x if x.element in FLOATS else x.to("f64") for x in xs))
 
     return converted
 
 
-def _number(x: Traced, value: float) -> Traced:
+def _number(x: TracedArray, value: float) -> TracedArray:
     return x.constant(value, x.element, x.shape)
 
 
-def _remainder(x: Traced, y: Traced) -> Traced:
+def _remainder(x: TracedArray, y: TracedArray) -> TracedArray:
     """The remainder with the sign of y; StableHLO's has that of x."""
     rest, zero = x.same("remainder", y), _number(x, 0)
     differs = rest.compare("LT", zero).same("xor", y.compare("LT", zero))
@@ -59,7 +66,7 @@ def _remainder(x: Traced, y: Traced) -> Traced:
     return is_other.select(rest.same("add", y), rest)
 
 
-def _logaddexp(x: Traced, y: Traced) -> Traced:
+def _logaddexp(x: TracedArray, y: TracedArray) -> TracedArray:
     difference = x.same("subtract", y)
     rest = difference.same("abs").same("negate").same("exponential").same("log_plus_one")
     total = x.same("maximum", y).same("add", rest)
@@ -67,23 +74,23 @@ def _logaddexp(x: Traced, y: Traced) -> Traced:
     return _isnan(difference).select(x.same("add", y), total)
 
 
-def _isnan(x: Traced) -> Traced:
+def _isnan(x: TracedArray) -> TracedArray:
     return x.compare("NE", x)
 
 
-def _isinf(x: Traced) -> Traced:
+def _isinf(x: TracedArray) -> TracedArray:
     return x.same("abs").compare("EQ", _number(x, math.inf))
 
 
-def _trunc(x: Traced) -> Traced:
+def _trunc(x: TracedArray) -> TracedArray:
     return x.compare("LT", _number(x, 0)).select(x.same("ceil"), x.same("floor"))
 
 
-def _reciprocal(x: Traced) -> Traced:
+def _reciprocal(x: TracedArray) -> TracedArray:
     return _number(x, 1).same("divide", x)
 
 
-def _power(x: Traced, y: Traced) -> Traced:
+def _power(x: TracedArray, y: TracedArray) -> TracedArray:
     return x.same("multiply", x) if y.number == 2 else x.same("power", y)
 
 
@@ -137,14 +144,14 @@ UFUNCS |= {
 }
 
 
-def _where(t: Traced, condition: Any, x: Any, y: Any) -> Traced:
+def _where(t: TracedArray, condition: Any, x: Any, y: Any) -> TracedArray:
     x, y = t.promoted(x, y)
     condition = t.lift(condition, "i1")
     shape = np.broadcast_shapes(condition.shape, x.shape)
     return condition.spread(shape).select(x.spread(shape), y.spread(shape))
 
 
-def _clip(t: Traced, x: Traced, low: Any = None, high: Any = None) -> Traced:
+def _clip(t: TracedArray, x: TracedArray, low: Any = None, high: Any = None) -> TracedArray:
     if low is not None and high is not None:
         ends = [x.constant(n, x.element, x.shape) for n in (low, high)]
         return ends[0].same("clamp", x, ends[1])
@@ -152,8 +159,8 @@ def _clip(t: Traced, x: Traced, low: Any = None, high: Any = None) -> Traced:
 
 
 def _nan_to_num(
-    t: Traced, x: Traced, nan: float, posinf: float, neginf: float, copy: bool = True
-) -> Traced:
+    t: TracedArray, x: TracedArray, nan: float, posinf: float, neginf: float, copy: bool = True
+) -> TracedArray:
     infinite = _isinf(x)
     above = x.compare("GT", _number(x, 0))
     out = infinite.select(above.select(_number(x, posinf), _number(x, neginf)), x)
@@ -163,20 +170,20 @@ def _nan_to_num(
 # ---- reductions ----
 
 
-def _dims(x: Traced, axis: Any) -> list[int]:
+def _dims(x: TracedArray, axis: Any) -> list[int]:
     if axis is None:
         return [*range(x.ndim)]
     return [d % x.ndim for d in (axis if isinstance(axis, Sequence | range) else [axis])]
 
 
 def _sum(
-    t: Traced, x: Traced, axis: Any = None, dtype: Any = None, keepdims: bool = False
-) -> Traced:
+    t: TracedArray, x: TracedArray, axis: Any = None, dtype: Any = None, keepdims: bool = False
+) -> TracedArray:
     x = x if dtype is None else x.astype(dtype)
     return x.reduced("add", 0, _dims(x, axis), keepdims)
 
 
-def _mean(t: Traced, x: Traced, axis: Any = None, keepdims: bool = False) -> Traced:
+def _mean(t: TracedArray, x: TracedArray, axis: Any = None, keepdims: bool = False) -> TracedArray:
     dims = _dims(x, axis)
     return _sum(t, x, dims, None, keepdims) / int(np.prod([x.shape[d] for d in dims]))
 
@@ -191,10 +198,11 @@ def lowest(element: str, sign: int) -> Any:
     return info.max if sign > 0 else info.min
 
 
-def _extreme(kind: str, sign: int) -> Callable[..., Traced]:
+def _extreme(kind: str, sign: int) -> Callable[..., TracedArray]:
     def write(
-        t: Traced, x: Traced, axis: Any = None, keepdims: bool = False, initial: Any = None
-    ) -> Traced:  # fmt: skip
+        t: TracedArray, x: TracedArray, axis: Any = None, keepdims: bool = False,
+        initial: Any = None,
+    ) -> TracedArray:  # fmt: skip
         return x.reduced(kind, lowest(x.element, sign), _dims(x, axis), keepdims)
 
     return write
@@ -203,7 +211,7 @@ def _extreme(kind: str, sign: int) -> Callable[..., Traced]:
 # ---- shapes ----
 
 
-def _stack(t: Traced, xs: Sequence[Any], axis: int = 0) -> Traced:
+def _stack(t: TracedArray, xs: Sequence[Any], axis: int = 0) -> TracedArray:
     values = [t.lift(x) for x in xs]
     at = axis % (values[0].ndim + 1)
     shape = values[0].shape
@@ -211,12 +219,12 @@ def _stack(t: Traced, xs: Sequence[Any], axis: int = 0) -> Traced:
     return columns[0].concatenated(columns[1:], at)
 
 
-def _concatenate(t: Traced, xs: Sequence[Any], axis: int = 0) -> Traced:
+def _concatenate(t: TracedArray, xs: Sequence[Any], axis: int = 0) -> TracedArray:
     values = [t.lift(x) for x in xs]
     return values[0].concatenated(values[1:], axis % values[0].ndim)
 
 
-def _moveaxis(t: Traced, x: Traced, source: Any, target: Any) -> Traced:
+def _moveaxis(t: TracedArray, x: TracedArray, source: Any, target: Any) -> TracedArray:
     sources, targets = (
         [d % x.ndim for d in ([a] if isinstance(a, int) else a)] for a in (source, target)
     )
@@ -226,26 +234,26 @@ def _moveaxis(t: Traced, x: Traced, source: Any, target: Any) -> Traced:
     return x.transpose(order)
 
 
-def _squeeze(t: Traced, x: Traced, axis: Any = None) -> Traced:
+def _squeeze(t: TracedArray, x: TracedArray, axis: Any = None) -> TracedArray:
     dims = _dims(x, axis)
     return x.reshape([n for d, n in enumerate(x.shape) if d not in dims])
 
 
-def _repeat(t: Traced, x: Traced, repeats: int, axis: int) -> Traced:
+def _repeat(t: TracedArray, x: TracedArray, repeats: int, axis: int) -> TracedArray:
     at = axis % x.ndim
     column = x.reshape((*x.shape[: at + 1], 1, *x.shape[at + 1 :]))
     wide = column.spread((*x.shape[: at + 1], repeats, *x.shape[at + 1 :]))
     return wide.reshape((*x.shape[:at], x.shape[at] * repeats, *x.shape[at + 1 :]))
 
 
-def _full(t: Traced, x: Traced, value: Any) -> Traced:
+def _full(t: TracedArray, x: TracedArray, value: Any) -> TracedArray:
     return x.constant(value, x.element, x.shape)
 
 
 # ---- products ----
 
 
-def einsum(x: Traced, y: Traced, equation: str) -> Traced:
+def einsum(x: TracedArray, y: TracedArray, equation: str) -> TracedArray:
     """A contraction of two values, whose letters are each in two terms."""
     terms, result = equation.split("->")
     left, right = terms.split(",")
@@ -263,14 +271,14 @@ def einsum(x: Traced, y: Traced, equation: str) -> Traced:
     return out.transpose([letters.index(c) for c in result])
 
 
-def _einsum(t: Traced, equation: str, x: Any, y: Any, optimize: bool = False) -> Traced:
+def _einsum(t: TracedArray, equation: str, x: Any, y: Any, optimize: bool = False) -> TracedArray:
     x, y = t.lift(x), t.lift(y)
     if "..." in equation:
         raise Untraceable("an equation with an ellipsis")
     return einsum(x, y, equation)
 
 
-def _matmul(x: Traced, y: Traced) -> Traced:
+def _matmul(x: TracedArray, y: TracedArray) -> TracedArray:
     lead = "abcdefgh"[: max(x.ndim, y.ndim) - 2]
     if x.shape[:-2] != y.shape[:-2]:
         shape = np.broadcast_shapes(x.shape[:-2], y.shape[:-2])

@@ -14,7 +14,7 @@ from shardir.dialects.nn.types import element_name
 
 NUMPY: Mapping[str, Any] = {
     "f64": np.float64, "f32": np.float32, "bf16": np.float32, "f16": np.float32, "i64": np.int64,
-    "i32": np.int32, "i1": np.bool_, "ui64": np.uint64, "ui32": np.uint32,
+    "i32": np.int32, "i1": np.bool_, "ui64": np.uint64, "ui32": np.uint32, "ui16": np.uint16,
 }  # fmt: skip
 """The type in which numpy computes each element type."""
 
@@ -24,6 +24,7 @@ ELEMENTS: Mapping[Any, str] = {
 """The element type of each type of numpy."""
 
 FLOATS = ("f64", "f32", "bf16", "f16")
+NARROW = ("bf16", "f16")
 
 MAX_LISTED = 64
 """The maximum number of elements that a constant lists; a larger one is the bytes of its elements,

@@ -12,8 +12,8 @@ import numpy as np
 from numpy.lib.mixins import NDArrayOperatorsMixin
 
 from shardir.algebra.layout import Shape
-from shardir.backend.stablehlo.literals import ELEMENTS, NUMPY, array_text, ints_text
-from shardir.backend.stablehlo.writer import HloValue, HloWriter
+from shardir.backend.stablehlo.literals import ELEMENTS, FLOATS, NARROW, NUMPY, ints_text
+from shardir.backend.stablehlo.writer import HloWriter, WrittenValue
 from shardir.dialects.nn.elementwise import broadcast_shape
 
 numpy: Any = np
@@ -24,17 +24,17 @@ class Untraceable(Exception):  # noqa: N818 - it says why, and is caught for eac
     """A definition that values without elements do not pass through; the message says why."""
 
 
-Ufunc = Callable[..., "Traced"]
+Ufunc = Callable[..., "TracedArray"]
 
 UFUNCS: dict[Any, Ufunc] = {}
 FUNCTIONS: dict[Any, Callable[..., Any]] = {}
 """How each function of numpy is written; functions.py fills both."""
 
 
-class Traced(NDArrayOperatorsMixin):
+class TracedArray(NDArrayOperatorsMixin):
     """A value in place of an array."""
 
-    def __init__(self, writer: HloWriter, value: HloValue):
+    def __init__(self, writer: HloWriter, value: WrittenValue):
         self.writer, self.value = writer, value
 
     @property
@@ -64,7 +64,9 @@ class Traced(NDArrayOperatorsMixin):
 
     # ---- numpy's protocols ----
 
-    def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **options: Any) -> "Traced":
+    def __array_ufunc__(
+        self, ufunc: Any, method: str, *inputs: Any, **options: Any
+    ) -> "TracedArray":
         if ufunc not in UFUNCS or method != "__call__" or options.keys() - {"out"}:
             raise Untraceable(f"numpy.{ufunc.__name__} has no counterpart")
         return UFUNCS[ufunc](*self.promoted(*inputs, spread=ufunc.signature is None))
@@ -82,13 +84,13 @@ class Traced(NDArrayOperatorsMixin):
 
     # ---- other values ----
 
-    def make(self, value: HloValue) -> "Traced":
-        return Traced(self.writer, value)
+    def make(self, value: WrittenValue) -> "TracedArray":
+        return TracedArray(self.writer, value)
 
-    def lift(self, x: Any, element: str | None = None) -> "Traced":
+    def lift(self, x: Any, element: str | None = None) -> "TracedArray":
         """Return a number or an array as a value, of an element type if it is given. The integers
         from 0 on, and what numpy broadcasts, are not listed."""
-        if isinstance(x, Traced):
+        if isinstance(x, TracedArray):
             return x if element is None else x.to(element)
         array = np.asarray(x)
         if array.dtype == object and array.ndim == 0:
@@ -104,25 +106,25 @@ class Traced(NDArrayOperatorsMixin):
                 return steps if array[0] == 0 else steps + self.constant(array[0], element)
         return self.constant(array, element)
 
-    def constant(self, values: Any, element: str, shape: Shape | None = None) -> "Traced":
+    def constant(self, values: Any, element: str, shape: Shape | None = None) -> "TracedArray":
         return self.make(self.writer.constant(values, element, shape))
 
-    def iota(self, shape: Shape, dim: int, element: str = "i64") -> "Traced":
+    def iota(self, shape: Shape, dim: int, element: str = "i64") -> "TracedArray":
         after = f"dim = {dim}"
         return self.make(self.writer.op("iota", [], tuple(shape), element, after=after))
 
-    def promoted(self, *inputs: Any, spread: bool = True) -> list["Traced"]:
+    def promoted(self, *inputs: Any, spread: bool = True) -> list["TracedArray"]:
         """Return operands with one element type, as numpy promotes them, and, with `spread`, one
         shape."""
-        own = [x.element for x in inputs if isinstance(x, Traced)]
+        own = [x.element for x in inputs if isinstance(x, TracedArray)]
         if len({*own}) == 1 and all(
-            isinstance(x, Traced | int | float | bool) for x in inputs
+            isinstance(x, TracedArray | int | float | bool) for x in inputs
         ):  # numbers of Python take the type of the others; so do 16-bit floats
             element = own[0]
-            if any(isinstance(x, float) for x in inputs) and element not in _FLOATS:
+            if any(isinstance(x, float) for x in inputs) and element not in FLOATS:
                 element = "f64"
         else:
-            types = [x.dtype if isinstance(x, Traced) else x for x in inputs]
+            types = [x.dtype if isinstance(x, TracedArray) else x for x in inputs]
             element = ELEMENTS[np.result_type(*types)]
         values = [self.lift(x, element) for x in inputs]
         if not spread:
@@ -133,9 +135,9 @@ class Traced(NDArrayOperatorsMixin):
     # ---- ops ----
 
     def op(
-        self, name: str, *others: "Traced", shape: Sequence[int] | None = None,
+        self, name: str, *others: "TracedArray", shape: Sequence[int] | None = None,
         element: str | None = None, same: bool = False, **text: str,
-    ) -> "Traced":  # fmt: skip
+    ) -> "TracedArray":  # fmt: skip
         """Write an op of this value and others; by default with a result of this type."""
         return self.make(self.writer.op(
             name, [self.value, *(o.value for o in others)],
@@ -143,30 +145,30 @@ class Traced(NDArrayOperatorsMixin):
             **text,
         ))  # fmt: skip
 
-    def same(self, name: str, *others: "Traced") -> "Traced":
+    def same(self, name: str, *others: "TracedArray") -> "TracedArray":
         """Write an op whose operands and result have one type."""
         return self.op(name, *others, same=True)
 
-    def to(self, element: str) -> "Traced":
+    def to(self, element: str) -> "TracedArray":
         if element == self.element:
             return self
         if element == "i1":
             return self.compare("NE", self.constant(0, self.element, self.shape))
-        if self.number is not None and self.element not in ("bf16", "f16"):
+        if self.number is not None and self.element not in NARROW:
             return self.constant(self.number, element, self.shape)
         return self.op("convert", element=element)
 
-    def compare(self, how: str, other: "Traced") -> "Traced":
+    def compare(self, how: str, other: "TracedArray") -> "TracedArray":
         return self.op("compare", other, element="i1", before=f" {how}, ")
 
-    def select(self, x: "Traced", y: "Traced") -> "Traced":
+    def select(self, x: "TracedArray", y: "TracedArray") -> "TracedArray":
         """x where this value is true, else y."""
         types = f"{self.value.type}, {x.value.type}"
         out = self.op("select", x, y, shape=x.shape, element=x.element)
         self.writer.ops[-1].types = types
         return out
 
-    def spread(self, shape: Sequence[int]) -> "Traced":
+    def spread(self, shape: Sequence[int]) -> "TracedArray":
         """Broadcast as numpy does."""
         shape = tuple(shape)
         if shape == self.shape:
@@ -174,7 +176,7 @@ class Traced(NDArrayOperatorsMixin):
         first = len(shape) - self.ndim
         return self.broadcast(shape, range(first, len(shape)))
 
-    def broadcast(self, shape: Sequence[int], dims: Sequence[int]) -> "Traced":
+    def broadcast(self, shape: Sequence[int], dims: Sequence[int]) -> "TracedArray":
         """Repeat along the dimensions of a shape that are not in `dims`, or of size 1 here."""
         if self.number is not None:
             return self.constant(self.number, self.element, tuple(shape))
@@ -182,7 +184,7 @@ class Traced(NDArrayOperatorsMixin):
             return self
         return self.op("broadcast_in_dim", shape=shape, after=f", dims = {ints_text(dims)}")
 
-    def reshape(self, *shape: Any) -> "Traced":
+    def reshape(self, *shape: Any) -> "TracedArray":
         sizes = [*(shape[0] if len(shape) == 1 and not isinstance(shape[0], int) else shape)]
         if -1 in sizes:
             rest = int(np.prod([n for n in sizes if n != -1]))
@@ -193,21 +195,21 @@ class Traced(NDArrayOperatorsMixin):
             return self.constant(self.number, self.element, tuple(sizes))
         return self.op("reshape", shape=sizes)
 
-    def transpose(self, perm: Sequence[int] | None = None) -> "Traced":
+    def transpose(self, perm: Sequence[int] | None = None) -> "TracedArray":
         order = [*range(self.ndim)][::-1] if perm is None else [*perm]
         if order == [*range(self.ndim)]:
             return self
         shape = [self.shape[d] for d in order]
         return self.op("transpose", shape=shape, after=f", dims = {ints_text(order)}")
 
-    def swapaxes(self, a: int, b: int) -> "Traced":
+    def swapaxes(self, a: int, b: int) -> "TracedArray":
         order = [*range(self.ndim)]
         order[a], order[b] = order[b], order[a]
         return self.transpose(order)
 
     def part(
         self, starts: Sequence[int], limits: Sequence[int], strides: Sequence[int] | None = None
-    ) -> "Traced":
+    ) -> "TracedArray":
         """The elements `starts`, `starts` + `strides`, ... below `limits` of each dimension."""
         strides = [1] * self.ndim if strides is None else strides
         if not any(starts) and tuple(limits) == self.shape and all(s == 1 for s in strides):
@@ -217,13 +219,13 @@ class Traced(NDArrayOperatorsMixin):
         shape = [-((a - b) // s) for a, b, s in bounds]
         return self.op("slice", shape=shape, after=f" [{text}]")
 
-    def along(self, dim: int, start: int, stop: int, stride: int = 1) -> "Traced":
+    def along(self, dim: int, start: int, stop: int, stride: int = 1) -> "TracedArray":
         """A part of one dimension."""
         starts, limits, strides = [0] * self.ndim, [*self.shape], [1] * self.ndim
         starts[dim], limits[dim], strides[dim] = start, stop, stride
         return self.part(starts, limits, strides)
 
-    def dynamic_part(self, dim: int, start: "Traced", size: int) -> "Traced":
+    def dynamic_part(self, dim: int, start: "TracedArray", size: int) -> "TracedArray":
         """`size` elements of one dimension, from a value on."""
         if self.shape[dim] == size:
             return self
@@ -238,7 +240,7 @@ class Traced(NDArrayOperatorsMixin):
     def pad(
         self, low: Sequence[int], high: Sequence[int], value: Any = 0,
         interior: Sequence[int] | None = None,
-    ) -> "Traced":  # fmt: skip
+    ) -> "TracedArray":  # fmt: skip
         """Pad with a number; negative counts remove elements."""
         between = [0] * self.ndim if interior is None else interior
         if not any((*low, *high, *between)):
@@ -251,7 +253,7 @@ class Traced(NDArrayOperatorsMixin):
         text += f", interior = {ints_text(between)}"
         return self.op("pad", self.constant(value, self.element), shape=shape, after=text)
 
-    def concatenated(self, others: Sequence["Traced"], dim: int) -> "Traced":
+    def concatenated(self, others: Sequence["TracedArray"], dim: int) -> "TracedArray":
         """This value and others, one after the other along a dimension."""
         if not others:
             return self
@@ -259,10 +261,12 @@ class Traced(NDArrayOperatorsMixin):
         shape[dim] += sum(o.shape[dim] for o in others)
         return self.op("concatenate", *others, shape=shape, after=f", dim = {dim}")
 
-    def reversed(self, dims: Sequence[int]) -> "Traced":
+    def reversed(self, dims: Sequence[int]) -> "TracedArray":
         return self.op("reverse", after=f", dims = {ints_text(dims)}") if dims else self
 
-    def reduced(self, kind: str, first: Any, dims: Sequence[int], keep: bool = False) -> "Traced":
+    def reduced(
+        self, kind: str, first: Any, dims: Sequence[int], keep: bool = False
+    ) -> "TracedArray":
         """Reduce dimensions by an op, `add`, from a number on."""
         dims = sorted(d % self.ndim for d in dims)
         left = [n for d, n in enumerate(self.shape) if d not in dims]
@@ -279,32 +283,32 @@ class Traced(NDArrayOperatorsMixin):
 
     # ---- numpy's methods ----
 
-    def astype(self, dtype: Any, copy: bool = True) -> "Traced":
+    def astype(self, dtype: Any, copy: bool = True) -> "TracedArray":
         return self.to(ELEMENTS[np.dtype(dtype)])
 
-    def copy(self) -> "Traced":
+    def copy(self) -> "TracedArray":
         return self
 
     def sqrt(self) -> Any:
         """numpy calls this of an array of values, as `np.asarray` makes it."""
         return numpy.sqrt(self)
 
-    def sum(self, axis: Any = None, **options: Any) -> "Traced":
+    def sum(self, axis: Any = None, **options: Any) -> "TracedArray":
         return numpy.sum(self, axis, **options)
 
-    def mean(self, axis: Any = None, **options: Any) -> "Traced":
+    def mean(self, axis: Any = None, **options: Any) -> "TracedArray":
         return numpy.mean(self, axis, **options)
 
-    def max(self, axis: Any = None, **options: Any) -> "Traced":
+    def max(self, axis: Any = None, **options: Any) -> "TracedArray":
         return numpy.max(self, axis, **options)
 
-    def min(self, axis: Any = None, **options: Any) -> "Traced":
+    def min(self, axis: Any = None, **options: Any) -> "TracedArray":
         return numpy.min(self, axis, **options)
 
-    def __iter__(self) -> Iterator["Traced"]:
+    def __iter__(self) -> Iterator["TracedArray"]:
         return iter([self[i] for i in range(self.shape[0])])
 
-    def __getitem__(self, index: Any) -> "Traced":
+    def __getitem__(self, index: Any) -> "TracedArray":
         """Basic indexing: integers, slices, an ellipsis, None."""
         parts = [*index] if isinstance(index, tuple) else [index]
         if any(not isinstance(p, int | slice | np.integer) and p not in (None, ...) for p in parts):
@@ -333,13 +337,10 @@ class Traced(NDArrayOperatorsMixin):
         return self.part(starts, limits, strides).reversed(backwards).reshape(shape)
 
 
-_FLOATS = ("f64", "f32", "bf16", "f16")
-
-
 def generic(
-    x: Traced, name: str, operands: Sequence[Traced], types: Sequence[tuple[Shape, str]],
+    x: TracedArray, name: str, operands: Sequence[TracedArray], types: Sequence[tuple[Shape, str]],
     properties: Mapping[str, str], region: str = "",
-) -> list[Traced]:  # fmt: skip
+) -> list[TracedArray]:  # fmt: skip
     """Write an op in MLIR's generic form.
 
     Args:
@@ -366,8 +367,3 @@ def scalar_region(name: str, element: str) -> str:
         f"        %both = stablehlo.{name} %lhs, %rhs : {t}\n"
         f"        stablehlo.return %both : {t}"
     )
-
-
-__all__ = [
-    "FUNCTIONS", "UFUNCS", "Traced", "Untraceable", "array_text", "generic", "scalar_region",
-]  # fmt: skip

@@ -14,7 +14,7 @@ from shardir.backend.stablehlo.literals import NUMPY, dense_text, type_text
 
 
 @dataclass(eq=False)
-class HloValue:
+class WrittenValue:
     """A value: the sizes of its dimensions, its element type, and a name that it would like."""
 
     shape: Shape
@@ -27,14 +27,14 @@ class HloValue:
 
 
 @dataclass(eq=False)
-class HloOp:
+class WrittenOp:
     """An op: `head`, the names of its operands, `tail`, and types."""
 
     head: str
-    operands: Sequence[HloValue]
+    operands: Sequence[WrittenValue]
     tail: str
     types: str
-    results: Sequence[HloValue]
+    results: Sequence[WrittenValue]
     separator: str = ", "
 
 
@@ -42,15 +42,15 @@ class HloOp:
 class HloWriter:
     """The ops of a function, in their order."""
 
-    ops: list[HloOp] = field(default_factory=list)
-    constants: dict[Any, HloValue] = field(default_factory=dict)
-    numbers: dict[HloValue, Any] = field(default_factory=dict)
+    ops: list[WrittenOp] = field(default_factory=list)
+    constants: dict[Any, WrittenValue] = field(default_factory=dict)
+    numbers: dict[WrittenValue, Any] = field(default_factory=dict)
     """Of a constant whose elements are equal, the element."""
 
     def results(
-        self, name: str, operands: Sequence[HloValue], types: Sequence[tuple[Shape, str]],
+        self, name: str, operands: Sequence[WrittenValue], types: Sequence[tuple[Shape, str]],
         before: str = "", after: str = "", same: bool = False, separator: str = ", ",
-    ) -> list[HloValue]:  # fmt: skip
+    ) -> list[WrittenValue]:  # fmt: skip
         """Write an op.
 
         Args:
@@ -59,25 +59,25 @@ class HloWriter:
             before, after: the text around the operands.
             same: the op's form has one type, which all operands and results have.
         """
-        results = [HloValue(tuple(shape), element) for shape, element in types]
+        results = [WrittenValue(tuple(shape), element) for shape, element in types]
         ins = ", ".join(v.type for v in operands)
         outs = ", ".join(v.type for v in results)
         outs = outs if len(results) == 1 else f"({outs})"
         signature = outs if same or not operands else f"({ins}) -> {outs}"
         head = f"{name}{before}"
-        self.ops.append(HloOp(head, list(operands), after, signature, results, separator))
+        self.ops.append(WrittenOp(head, list(operands), after, signature, results, separator))
         return results
 
     def op(
-        self, name: str, operands: Sequence[HloValue], shape: Shape, element: str,
+        self, name: str, operands: Sequence[WrittenValue], shape: Shape, element: str,
         before: str = " ", after: str = "", same: bool = False, separator: str = ", ",
-    ) -> HloValue:  # fmt: skip
+    ) -> WrittenValue:  # fmt: skip
         """Write an op of one result."""
         return self.results(
             f"stablehlo.{name}", operands, [(shape, element)], before, after, same, separator
         )[0]
 
-    def constant(self, values: Any, element: str, shape: Shape | None = None) -> HloValue:
+    def constant(self, values: Any, element: str, shape: Shape | None = None) -> WrittenValue:
         """Write a constant; equal ones are one. With a shape all elements are the number."""
         array = np.asarray(values, NUMPY[element])
         shape = array.shape if shape is None else tuple(shape)
@@ -91,7 +91,7 @@ class HloWriter:
 
     # ---- text ----
 
-    def needed(self, results: Sequence[HloValue]) -> list[HloOp]:
+    def needed(self, results: Sequence[WrittenValue]) -> list[WrittenOp]:
         """The ops that results need, in their order."""
         wanted, ops = {*results}, []
         for op in reversed(self.ops):
@@ -100,7 +100,9 @@ class HloWriter:
                 ops.append(op)
         return ops[::-1]
 
-    def lines(self, names: "Names", results: Sequence[HloValue], indent: str = "    ") -> list[str]:
+    def lines(
+        self, names: "ValueNames", results: Sequence[WrittenValue], indent: str = "    "
+    ) -> list[str]:
         """The text of the ops that `results` need."""
         lines = []
         for op in self.needed(results):
@@ -111,20 +113,20 @@ class HloWriter:
         return lines
 
 
-class Names:
+class ValueNames:
     """The names of the values of a function: those that they would like, else numbers."""
 
     def __init__(self) -> None:
-        self._of: dict[HloValue, str] = {}
+        self._of: dict[WrittenValue, str] = {}
         self._used: set[str] = set()
         self._count = 0
 
-    def of(self, v: HloValue) -> str:
+    def of(self, v: WrittenValue) -> str:
         if v not in self._of:
             self._of[v] = f"%{self._new(v.hint)}"
         return self._of[v]
 
-    def of_several(self, values: Sequence[HloValue]) -> str:
+    def of_several(self, values: Sequence[WrittenValue]) -> str:
         """Name the results of one op; return the text before its `=`."""
         first = self._new(values[0].hint)
         self._of |= {v: f"%{first}#{i}" for i, v in enumerate(values)}

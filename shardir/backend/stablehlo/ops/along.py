@@ -4,17 +4,17 @@ from math import nan
 
 from xdsl.ir import Operation
 
-from shardir.backend.stablehlo.literals import FLOATS, ints_text, number_text
-from shardir.backend.stablehlo.place import Place
-from shardir.backend.stablehlo.traced import Traced, generic, scalar_region
+from shardir.backend.stablehlo.literals import FLOATS, NARROW, ints_text, number_text
+from shardir.backend.stablehlo.place import DevicePlace
+from shardir.backend.stablehlo.traced import TracedArray, generic, scalar_region
 from shardir.backend.stablehlo.writer import WriteOp
 from shardir.dialects import nn
 
 
-def _cumsum(p: Place, op: nn.CumsumOp, x: Traced) -> Traced:
+def _cumsum(p: DevicePlace, op: nn.CumsumOp, x: TracedArray) -> TracedArray:
     """Sums of windows that begin before the dimension, or end after it."""
     element = x.element
-    wide = x.to("f32") if element in ("bf16", "f16") else x
+    wide = x.to("f32") if element in NARROW else x
     axis, n = op.at(), x.shape[op.at()]
     if n == 0:
         return x
@@ -33,8 +33,8 @@ def _cumsum(p: Place, op: nn.CumsumOp, x: Traced) -> Traced:
 
 
 def sorted_with_indices(
-    p: Place, x: Traced, axis: int, is_descending: bool
-) -> tuple[Traced, Traced]:
+    p: DevicePlace, x: TracedArray, axis: int, is_descending: bool
+) -> tuple[TracedArray, TracedArray]:
     """The elements in order, stably, and their indices; NaN counts as the maximum."""
     ids = p.iota(x.shape, axis)
     t, of_ids = f"tensor<{x.element}>", "tensor<i64>"
@@ -68,15 +68,15 @@ def sorted_with_indices(
     return values, order
 
 
-def _sort(p: Place, op: nn.SortOp, x: Traced) -> tuple[Traced, Traced]:
+def _sort(p: DevicePlace, op: nn.SortOp, x: TracedArray) -> tuple[TracedArray, TracedArray]:
     return sorted_with_indices(p, x, op.at(), op.descending is not None)
 
 
-def _argsort(p: Place, op: nn.ArgsortOp, x: Traced) -> Traced:
+def _argsort(p: DevicePlace, op: nn.ArgsortOp, x: TracedArray) -> TracedArray:
     return sorted_with_indices(p, x, op.at(), op.descending is not None)[1]
 
 
-def _topk(p: Place, op: nn.TopkOp, x: Traced) -> list[Traced]:
+def _topk(p: DevicePlace, op: nn.TopkOp, x: TracedArray) -> list[TracedArray]:
     parts = sorted_with_indices(p, x, op.at(), op.smallest is None)
     return [v.along(op.at(), 0, op.k.value.data) for v in parts]
 

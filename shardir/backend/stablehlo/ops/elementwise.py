@@ -6,9 +6,9 @@ from typing import Any
 
 from xdsl.ir import Operation
 
-from shardir.backend.stablehlo.literals import element_of
-from shardir.backend.stablehlo.place import Place
-from shardir.backend.stablehlo.traced import Traced
+from shardir.backend.stablehlo.literals import NARROW, element_of
+from shardir.backend.stablehlo.place import DevicePlace
+from shardir.backend.stablehlo.traced import TracedArray
 from shardir.backend.stablehlo.writer import WriteOp
 from shardir.dialects import nn
 from shardir.dialects.nn.properties import int_of
@@ -18,20 +18,32 @@ def _same(name: str) -> WriteOp:
     return lambda p, op, x: x.same(name)
 
 
-def erf(x: Traced) -> Traced:
-    (out,) = x.writer.results("chlo.erf", [x.value], [(x.shape, x.element)], " ")
+def _binary(name: str) -> WriteOp:
+    def write(p: DevicePlace, op: Operation, x: TracedArray, y: TracedArray) -> TracedArray:
+        lhs, rhs = x.promoted(x, y)
+        return lhs.same(name, rhs)
+
+    return write
+
+
+def of_chlo(name: str, x: TracedArray) -> TracedArray:
+    (out,) = x.writer.results(f"chlo.{name}", [x.value], [(x.shape, x.element)], " ")
     x.writer.ops[-1].types = f"{x.value.type} -> {out.type}"
     return x.make(out)
 
 
-def _gelu(p: Place, op: nn.GeluOp, x: Traced) -> Traced:
+def erf(x: TracedArray) -> TracedArray:
+    return of_chlo("erf", x)
+
+
+def _gelu(p: DevicePlace, op: nn.GeluOp, x: TracedArray) -> TracedArray:
     if op.exact is None:
         evaluate: Any = op.evaluate
         return evaluate(p, x)
     return 0.5 * x * (1 + erf(x / math.sqrt(2)))
 
 
-def _gelu_grad(p: Place, op: nn.GeluGradOp, x: Traced, dy: Traced) -> Traced:
+def _gelu_grad(p: DevicePlace, op: nn.GeluGradOp, x: TracedArray, dy: TracedArray) -> TracedArray:
     if op.exact is None:
         evaluate: Any = op.evaluate
         return evaluate(p, x, dy)
@@ -39,21 +51,31 @@ def _gelu_grad(p: Place, op: nn.GeluGradOp, x: Traced, dy: Traced) -> Traced:
     return dy * (0.5 * (1 + erf(x / math.sqrt(2))) + x * bell)
 
 
-def _convert(p: Place, op: nn.ConvertOp, x: Traced) -> Traced:
+def _convert(p: DevicePlace, op: nn.ConvertOp, x: TracedArray) -> TracedArray:
     element = element_of(op.out.type)
     return x.to(element)
 
 
-def _identity(p: Place, op: Operation, x: Traced, *_: Traced) -> Traced:
+def _bitcast(p: DevicePlace, op: nn.BitcastOp, x: TracedArray) -> TracedArray:
+    """16-bit floats have the bits of the lower half of an i32."""
+    target = element_of(op.out.type)
+    if x.element in NARROW:
+        return x.op("bitcast_convert", element="ui16").to("i32")
+    if target in NARROW:
+        return x.to("ui16").op("bitcast_convert", element=target)
+    return x.op("bitcast_convert", element=target)
+
+
+def _identity(p: DevicePlace, op: Operation, x: TracedArray, *_: TracedArray) -> TracedArray:
     return x
 
 
-def _remainder(p: Place, op: nn.RemainderOp, x: Traced, y: Traced) -> Traced:
+def _remainder(p: DevicePlace, op: nn.RemainderOp, x: TracedArray, y: TracedArray) -> TracedArray:
     return x % y
 
 
-def _triangle(how: str) -> Callable[..., Traced]:
-    def write(p: Place, op: nn.TrilOp | nn.TriuOp, x: Traced) -> Traced:
+def _triangle(how: str) -> Callable[..., TracedArray]:
+    def write(p: DevicePlace, op: nn.TrilOp | nn.TriuOp, x: TracedArray) -> TracedArray:
         rows, columns = (p.iota(x.shape, d) + p.start(op.x, d) for d in (x.ndim - 2, x.ndim - 1))
         bound = rows + int_of(op.properties, "diagonal")
         return columns.compare(how, bound).select(x, x.constant(0, x.element, x.shape))
@@ -63,6 +85,11 @@ def _triangle(how: str) -> Callable[..., Traced]:
 
 WRITERS: dict[type[Operation], WriteOp] = {
     nn.ErfOp: lambda p, op, x: erf(x),
+    nn.ErfcOp: lambda p, op, x: of_chlo("erfc", x),
+    nn.QuotientOp: _binary("divide"),
+    nn.ShiftLeftOp: _binary("shift_left"),
+    nn.ShiftRightOp: _binary("shift_right_arithmetic"),
+    nn.BitcastOp: _bitcast,
     nn.RsqrtOp: _same("rsqrt"),
     nn.SigmoidOp: _same("logistic"),
     nn.GeluOp: _gelu,

@@ -5,12 +5,14 @@ masked, and a scatter drops what is outside.
 """
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from xdsl.ir import Operation, SSAValue
 
+from shardir.backend.stablehlo.functions import lowest
 from shardir.backend.stablehlo.literals import array_text, element_of, ints_text
-from shardir.backend.stablehlo.place import Place
-from shardir.backend.stablehlo.traced import Traced, generic, scalar_region
+from shardir.backend.stablehlo.place import DevicePlace
+from shardir.backend.stablehlo.traced import TracedArray, generic, scalar_region
 from shardir.backend.stablehlo.writer import WriteOp
 from shardir.dialects import nn
 from shardir.dialects.nn.properties import axis_of
@@ -23,9 +25,9 @@ def _numbers(kind: str, fields: Mapping[str, Sequence[int]], index_vector_dim: i
 
 
 def gather(
-    x: Traced, ids: Traced, shape: Sequence[int], sizes: Sequence[int],
+    x: TracedArray, ids: TracedArray, shape: Sequence[int], sizes: Sequence[int],
     fields: Mapping[str, Sequence[int]],
-) -> Traced:  # fmt: skip
+) -> TracedArray:  # fmt: skip
     properties = {
         "dimension_numbers": _numbers("gather", fields, ids.ndim),
         "indices_are_sorted": "false",
@@ -35,25 +37,23 @@ def gather(
 
 
 def scatter(
-    x: Traced, ids: Traced, updates: Traced, adds: bool, fields: Mapping[str, Sequence[int]]
-) -> Traced:
-    """Write updates into x: add them, or replace what is there."""
+    x: TracedArray, ids: TracedArray, updates: TracedArray, how: str | None,
+    fields: Mapping[str, Sequence[int]],
+) -> TracedArray:  # fmt: skip
+    """Write updates into x: combine them by an op, `add`, or replace what is there (None)."""
     properties = {
         "indices_are_sorted": "false",
         "scatter_dimension_numbers": _numbers("scatter", fields, ids.ndim),
         "unique_indices": "false",
     }
     t = f"tensor<{x.element}>"
-    region = (
-        scalar_region("add", x.element)
-        if adds
-        else (f"      ^bb0(%lhs: {t}, %rhs: {t}):\n        stablehlo.return %rhs : {t}")
-    )
+    replaces = f"      ^bb0(%lhs: {t}, %rhs: {t}):\n        stablehlo.return %rhs : {t}"
+    region = replaces if how is None else scalar_region(how, x.element)
     types = [(x.shape, x.element)]
     return generic(x, "scatter", [x, ids, updates], types, properties, region)[0]
 
 
-def take(x: Traced, ids: Traced, axis: int) -> Traced:
+def take(x: TracedArray, ids: TracedArray, axis: int) -> TracedArray:
     """The elements of x at indices of a dimension, which those of the indices replace."""
     shape = (*x.shape[:axis], *ids.shape, *x.shape[axis + 1 :])
     sizes = [1 if d == axis else n for d, n in enumerate(x.shape)]
@@ -63,7 +63,9 @@ def take(x: Traced, ids: Traced, axis: int) -> Traced:
     })  # fmt: skip
 
 
-def _local(p: Place, ids: Traced, of: SSAValue, axis: int) -> tuple[Traced, Traced | None]:
+def _local(
+    p: DevicePlace, ids: TracedArray, of: SSAValue, axis: int
+) -> tuple[TracedArray, TracedArray | None]:
     """Indices relative to a device's shard, and the mask of those inside; None where all are."""
     if not p.splits(of, axis):
         return ids, None
@@ -71,7 +73,7 @@ def _local(p: Place, ids: Traced, of: SSAValue, axis: int) -> tuple[Traced, Trac
     return here, (here >= 0) & (here < p.shape(of)[axis])
 
 
-def _masked(out: Traced, inside: Traced | None, dims: Sequence[int]) -> Traced:
+def _masked(out: TracedArray, inside: TracedArray | None, dims: Sequence[int]) -> TracedArray:
     """Values where the mask holds, zeros elsewhere."""
     if inside is None:
         return out
@@ -79,24 +81,26 @@ def _masked(out: Traced, inside: Traced | None, dims: Sequence[int]) -> Traced:
     return inside.broadcast(out.shape, dims).select(out, zeros)
 
 
-def _gather(p: Place, op: nn.GatherOp, table: Traced, ids: Traced) -> Traced:
+def _gather(p: DevicePlace, op: nn.GatherOp, table: TracedArray, ids: TracedArray) -> TracedArray:
     axis = axis_of(op.properties, "axis", table.ndim)
     ids, inside = _local(p, ids, op.table, axis)
     return _masked(take(table, ids, axis), inside, range(axis, axis + ids.ndim))
 
 
-def _gather_grad(p: Place, op: nn.GatherGradOp, ids: Traced, dy: Traced) -> Traced:
+def _gather_grad(
+    p: DevicePlace, op: nn.GatherGradOp, ids: TracedArray, dy: TracedArray
+) -> TracedArray:
     shape = p.shape(op.out)
     axis = axis_of(op.properties, "axis", len(shape))
     ids, _ = _local(p, ids, op.out, axis)
     windows = [d for d in range(dy.ndim) if not axis <= d < axis + ids.ndim]
-    return scatter(dy.constant(0, dy.element, shape), ids, dy, True, {
+    return scatter(dy.constant(0, dy.element, shape), ids, dy, "add", {
         "update_window_dims": windows, "inserted_window_dims": [axis],
         "scatter_dims_to_operand_dims": [axis],
     })  # fmt: skip
 
 
-def _along(x: Traced, ids: Traced, axis: int) -> Traced:
+def _along(x: TracedArray, ids: TracedArray, axis: int) -> TracedArray:
     """The element of x at each index along a dimension."""
     others = [d for d in range(x.ndim) if d != axis]
     of_ids = [d for d in range(ids.ndim) if d != axis] if ids.ndim == x.ndim else others
@@ -106,48 +110,72 @@ def _along(x: Traced, ids: Traced, axis: int) -> Traced:
     })  # fmt: skip
 
 
-def _take_along_axis(p: Place, op: nn.TakeAlongAxisOp, x: Traced, ids: Traced) -> Traced:
+def _take_along_axis(
+    p: DevicePlace, op: nn.TakeAlongAxisOp, x: TracedArray, ids: TracedArray
+) -> TracedArray:
     axis = axis_of(op.properties, "axis", x.ndim)
     ids, inside = _local(p, ids, op.x, axis)
     return _masked(_along(x, ids, axis), inside, range(x.ndim))
 
 
-def _pick(p: Place, op: nn.PickOp, x: Traced, ids: Traced) -> Traced:
+def _pick(p: DevicePlace, op: nn.PickOp, x: TracedArray, ids: TracedArray) -> TracedArray:
     ids, inside = _local(p, ids, op.x, x.ndim - 1)
     return _masked(_along(x, ids, x.ndim - 1), inside, range(ids.ndim))
 
 
-def _scatter_add(p: Place, op: nn.ScatterAddOp, ids: Traced, src: Traced) -> Traced:
+def _scattered(
+    p: DevicePlace, op: nn.ScatterOp, ids: TracedArray, src: TracedArray, how: str, first: Any
+) -> TracedArray:
     shape = p.shape(op.out)
     axis = axis_of(op.properties, "axis", len(shape))
     ids, _ = _local(p, ids, op.out, axis)
     others = [d for d in range(len(shape)) if d != axis]
-    return scatter(src.constant(0, src.element, shape), ids, src, True, {
+    return scatter(src.constant(first, src.element, shape), ids, src, how, {
         "inserted_window_dims": [axis], "input_batching_dims": others,
         "scatter_indices_batching_dims": others, "scatter_dims_to_operand_dims": [axis],
     })  # fmt: skip
 
 
-def _is_at(p: Place, ids: Traced, out: SSAValue) -> Traced:
+def _scatter_add(
+    p: DevicePlace, op: nn.ScatterAddOp, ids: TracedArray, src: TracedArray
+) -> TracedArray:  # fmt: skip
+    return _scattered(p, op, ids, src, "add", 0)
+
+
+def _scatter_reduce(
+    p: DevicePlace, op: nn.ScatterReduceOp, ids: TracedArray, src: TracedArray
+) -> TracedArray:
+    match op.kind.data:
+        case "prod":
+            return _scattered(p, op, ids, src, "multiply", 1)
+        case "max":
+            return _scattered(p, op, ids, src, "maximum", lowest(src.element, -1))
+        case _:
+            return _scattered(p, op, ids, src, "minimum", lowest(src.element, 1))
+
+
+def _is_at(p: DevicePlace, ids: TracedArray, out: SSAValue) -> TracedArray:
     """Whether the index along the last dimension of `out` is that of each row."""
     columns = p.indices(out, ids.ndim, ids.element)
     return ids[..., None] == columns
 
 
-def _pick_grad(p: Place, op: nn.PickGradOp, ids: Traced, dy: Traced) -> Traced:
+def _pick_grad(p: DevicePlace, op: nn.PickGradOp, ids: TracedArray, dy: TracedArray) -> TracedArray:
     here = _is_at(p, ids, op.out)
     rows = dy.broadcast(here.shape, range(dy.ndim))
     return here.select(rows, dy.constant(0, dy.element, here.shape))
 
 
-def _one_hot(p: Place, op: nn.OneHotOp, ids: Traced) -> Traced:
+def _one_hot(p: DevicePlace, op: nn.OneHotOp, ids: TracedArray) -> TracedArray:
     return _is_at(p, ids, op.out).to(element_of(op.out.type))
 
 
-def _index_copy(p: Place, op: nn.IndexCopyOp, x: Traced, ids: Traced, rows: Traced) -> Traced:
+def _index_copy(
+    p: DevicePlace, op: nn.IndexCopyOp, x: TracedArray, ids: TracedArray, rows: TracedArray
+) -> TracedArray:
     axis = axis_of(op.properties, "axis", x.ndim)
     ids, _ = _local(p, ids, op.x, axis)
-    return scatter(x, ids, rows, False, {
+    return scatter(x, ids, rows, None, {
         "update_window_dims": [d for d in range(x.ndim) if d != axis],
         "inserted_window_dims": [axis], "scatter_dims_to_operand_dims": [axis],
     })  # fmt: skip
@@ -160,6 +188,7 @@ WRITERS: dict[type[Operation], WriteOp] = {
     nn.PickOp: _pick,
     nn.PickGradOp: _pick_grad,
     nn.ScatterAddOp: _scatter_add,
+    nn.ScatterReduceOp: _scatter_reduce,
     nn.OneHotOp: _one_hot,
     nn.IndexCopyOp: _index_copy,
 }

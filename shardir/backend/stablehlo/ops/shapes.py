@@ -6,9 +6,9 @@ import numpy as np
 from xdsl.ir import Operation
 
 from shardir.backend.stablehlo.functions import einsum, lowest
-from shardir.backend.stablehlo.literals import element_of
-from shardir.backend.stablehlo.place import PartitionPlace, Place
-from shardir.backend.stablehlo.traced import Traced, numpy
+from shardir.backend.stablehlo.literals import NARROW, element_of
+from shardir.backend.stablehlo.place import DevicePlace, PartitionPlace
+from shardir.backend.stablehlo.traced import TracedArray, numpy
 from shardir.backend.stablehlo.writer import WriteOp
 from shardir.dialects import nn
 from shardir.dialects.nn.creation import dense_values
@@ -16,7 +16,7 @@ from shardir.dialects.nn.movement import IndexMapOp, ints_of
 from shardir.dialects.nn.properties import axis_of, dims_of, int_of
 
 
-def _constant(p: Place, op: nn.ConstantOp) -> Traced:
+def _constant(p: DevicePlace, op: nn.ConstantOp) -> TracedArray:
     values = dense_values(op.value)
     element = element_of(op.out.type)
     if values.size and (values == values.flat[0]).all():
@@ -25,19 +25,19 @@ def _constant(p: Place, op: nn.ConstantOp) -> Traced:
     return p.own(whole, op.out, range(values.ndim))
 
 
-def _iota(p: Place, op: nn.IotaOp) -> Traced:
+def _iota(p: DevicePlace, op: nn.IotaOp) -> TracedArray:
     shape = p.shape(op.out)
     dim = axis_of(op.properties, "dim", len(shape))
     element = element_of(op.out.type)
     return p.iota(shape, dim, element) + p.start(op.out, dim).to(element)
 
 
-def _contraction(p: Place, op: nn.Contraction, x: Traced, y: Traced) -> Traced:
+def _contraction(p: DevicePlace, op: nn.Contraction, x: TracedArray, y: TracedArray) -> TracedArray:
     left, right, out = op.letters
     return einsum(x, y, f"{left},{right}->{out}")
 
 
-def _reduce(p: Place, op: nn.ReduceOp, x: Traced) -> Traced:
+def _reduce(p: DevicePlace, op: nn.ReduceOp, x: TracedArray) -> TracedArray:
     dims = dims_of(op.properties, "dims", x.ndim)
     keep, kind = op.keep is not None, op.kind.data
     if kind in ("max", "min"):
@@ -49,7 +49,7 @@ def _reduce(p: Place, op: nn.ReduceOp, x: Traced) -> Traced:
     if kind in ("any", "all"):
         return x.reduced({"any": "or", "all": "and"}[kind], kind == "all", dims, keep)
     element = x.element
-    wide = x.to("f32") if element in ("bf16", "f16") else x
+    wide = x.to("f32") if element in NARROW else x
     if kind == "prod":
         return wide.reduced("multiply", 1, dims, keep).to(element)
     total = wide.reduced("add", 0, dims, keep)
@@ -59,15 +59,15 @@ def _reduce(p: Place, op: nn.ReduceOp, x: Traced) -> Traced:
     return total.to(element)
 
 
-def _reshape(p: Place, op: nn.ReshapeOp, x: Traced) -> Traced:
+def _reshape(p: DevicePlace, op: nn.ReshapeOp, x: TracedArray) -> TracedArray:
     return x.reshape(p.shape(op.out))
 
 
-def _transpose(p: Place, op: nn.TransposeOp, x: Traced) -> Traced:
+def _transpose(p: DevicePlace, op: nn.TransposeOp, x: TracedArray) -> TracedArray:
     return x.transpose(dims_of(op.properties, "perm", x.ndim))
 
 
-def _broadcast(p: Place, op: nn.BroadcastOp, x: Traced) -> Traced:
+def _broadcast(p: DevicePlace, op: nn.BroadcastOp, x: TracedArray) -> TracedArray:
     shape = p.shape(op.out)
     dims = dims_of(op.properties, "dims", len(shape))
     order = sorted(range(len(dims)), key=lambda i: dims[i])
@@ -77,7 +77,7 @@ def _broadcast(p: Place, op: nn.BroadcastOp, x: Traced) -> Traced:
 # ---- along dimensions that are whole in the operand ----
 
 
-def _parts(x: Traced, dim: int, indices: np.ndarray, filling: float) -> Traced:
+def _parts(x: TracedArray, dim: int, indices: np.ndarray, filling: float) -> TracedArray:
     """The elements of x at known indices of a dimension; the filling at -1. Runs of indices are
     slices."""
     pieces, i = [], 0
@@ -107,7 +107,7 @@ def _parts(x: Traced, dim: int, indices: np.ndarray, filling: float) -> Traced:
     return pieces[0].concatenated(pieces[1:], dim)
 
 
-def _index_map(p: Place, op: IndexMapOp, x: Traced) -> Traced:
+def _index_map(p: DevicePlace, op: IndexMapOp, x: TracedArray) -> TracedArray:
     """Slices, pads, flips, rolls and tiles. Where the operand is split, a device has the elements
     of its shard, and zeros."""
     total = p.global_shape(op.x)
@@ -138,11 +138,11 @@ def _index_map(p: Place, op: IndexMapOp, x: Traced) -> Traced:
     return x
 
 
-def _unsplit(p: Place, op: IndexMapOp) -> list[int]:
+def _unsplit(p: DevicePlace, op: IndexMapOp) -> list[int]:
     return [d for d in range(len(p.shape(op.x))) if not p.splits(op.x, d)]
 
 
-def take_inside(x: Traced, ids: Traced, dim: int) -> Traced:
+def take_inside(x: TracedArray, ids: TracedArray, dim: int) -> TracedArray:
     """The elements of x at indices of a dimension, of rank 1; zeros at indices outside of it."""
     from shardir.backend.stablehlo.ops.indexing import take
 
@@ -153,7 +153,7 @@ def take_inside(x: Traced, ids: Traced, dim: int) -> Traced:
     return mask.select(out, out.constant(0, out.element, out.shape))
 
 
-def _repeat_interleave(p: Place, op: nn.RepeatInterleaveOp, x: Traced) -> Traced:
+def _repeat_interleave(p: DevicePlace, op: nn.RepeatInterleaveOp, x: TracedArray) -> TracedArray:
     axis = axis_of(op.properties, "axis", x.ndim)
     repeats = int_of(op.properties, "repeats")
     column = x.reshape((*x.shape[: axis + 1], 1, *x.shape[axis + 1 :]))
@@ -162,17 +162,17 @@ def _repeat_interleave(p: Place, op: nn.RepeatInterleaveOp, x: Traced) -> Traced
     return out if p.splits(op.x, axis) else p.own(out, op.out, [axis])
 
 
-def _concat(p: Place, op: nn.ConcatOp, *xs: Traced) -> Traced:
+def _concat(p: DevicePlace, op: nn.ConcatOp, *xs: TracedArray) -> TracedArray:
     axis = axis_of(op.properties, "axis", xs[0].ndim)
     return p.own(xs[0].concatenated(xs[1:], axis), op.out, [axis])
 
 
-def _stack(p: Place, op: nn.StackOp, *xs: Traced) -> Traced:
+def _stack(p: DevicePlace, op: nn.StackOp, *xs: TracedArray) -> TracedArray:
     axis = axis_of(op.properties, "axis", xs[0].ndim + 1)
     return p.own(numpy.stack(xs, axis), op.out, [axis])
 
 
-def _split(p: Place, op: nn.SplitOp, x: Traced) -> list[Traced]:
+def _split(p: DevicePlace, op: nn.SplitOp, x: TracedArray) -> list[TracedArray]:
     axis = axis_of(op.properties, "axis", x.ndim)
     ends = np.cumsum(op.pieces(op.properties)).tolist()
     starts = [0, *ends[:-1]]
@@ -182,7 +182,7 @@ def _split(p: Place, op: nn.SplitOp, x: Traced) -> list[Traced]:
     ]
 
 
-def _sinusoid(p: Place, op: nn.SinusoidOp, positions: Traced) -> Traced:
+def _sinusoid(p: DevicePlace, op: nn.SinusoidOp, positions: TracedArray) -> TracedArray:
     d = p.global_shape(op.out)[-1]
     columns = np.arange(d)
     interleaved = op.pairing.data == "interleaved"

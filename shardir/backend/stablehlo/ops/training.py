@@ -6,15 +6,15 @@ from itertools import pairwise
 
 from xdsl.ir import Operation
 
-from shardir.backend.stablehlo.place import Place
-from shardir.backend.stablehlo.traced import Traced, numpy
+from shardir.backend.stablehlo.place import DevicePlace
+from shardir.backend.stablehlo.traced import TracedArray, numpy
 from shardir.backend.stablehlo.writer import WriteOp
 from shardir.dialects import train
 from shardir.dialects.nn.properties import float_of
 from shardir.dialects.train.options import Point
 
 
-def _learning_rate(p: Place, op: train.LearningRateOp, done: Traced) -> Traced:
+def _learning_rate(p: DevicePlace, op: train.LearningRateOp, done: TracedArray) -> TracedArray:
     done, n = done.to("f64"), op.schedule.values
     if op.schedule.kind == "points":
         return n["rate"] * _factor(train.points_of(n["at"]), done)
@@ -34,7 +34,7 @@ def _learning_rate(p: Place, op: train.LearningRateOp, done: Traced) -> Traced:
     return rate * numpy.minimum((done + 1) / max(1, warmup), 1.0)
 
 
-def _factor(points: Sequence[Point], done: Traced) -> Traced:
+def _factor(points: Sequence[Point], done: TracedArray) -> TracedArray:
     """The factor of the learning rate: between the points, at the first before them."""
     out = done.constant(points[-1].factor, "f64")
     for a, b in reversed([*pairwise(points)]):
@@ -45,8 +45,12 @@ def _factor(points: Sequence[Point], done: Traced) -> Traced:
 
 
 def _next_loss_scale(
-    p: Place, op: train.NextLossScaleOp, scale: Traced, good: Traced, finite: Traced
-) -> tuple[Traced, Traced]:
+    p: DevicePlace,
+    op: train.NextLossScaleOp,
+    scale: TracedArray,
+    good: TracedArray,
+    finite: TracedArray,
+) -> tuple[TracedArray, TracedArray]:
     grown = scale * float_of(op, "growth")
     grown = numpy.where(numpy.isfinite(grown), grown, scale)
     more, zero = good + 1, good.constant(0, good.element)

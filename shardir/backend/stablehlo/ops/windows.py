@@ -7,8 +7,8 @@ from xdsl.ir import Operation
 
 from shardir.backend.stablehlo.functions import lowest
 from shardir.backend.stablehlo.literals import array_text, ints_text
-from shardir.backend.stablehlo.place import PartitionPlace, Place
-from shardir.backend.stablehlo.traced import Traced, generic, scalar_region
+from shardir.backend.stablehlo.place import DevicePlace, PartitionPlace
+from shardir.backend.stablehlo.traced import TracedArray, generic, scalar_region
 from shardir.backend.stablehlo.writer import WriteOp
 from shardir.dialects import nn
 from shardir.dialects.nn.convolution import groups_of
@@ -20,10 +20,10 @@ def _dims(letters: str, count: int) -> str:
 
 
 def _convolution(
-    x: Traced, w: Traced, shape: Sequence[int], numbers: tuple[str, str, str],
+    x: TracedArray, w: TracedArray, shape: Sequence[int], numbers: tuple[str, str, str],
     edges: Sequence[tuple[int, int]], stride: Sequence[int] = (), of_x: Sequence[int] = (),
     of_w: Sequence[int] = (), reverse: bool = False, groups: int = 1, batch_groups: int = 1,
-) -> Traced:  # fmt: skip
+) -> TracedArray:  # fmt: skip
     """Write a convolution.
 
     Args:
@@ -45,7 +45,7 @@ def _convolution(
     return x.op("convolution", w, shape=shape, before="(", after=after)
 
 
-def _conv(p: Place, op: nn.ConvOp, x: Traced, w: Traced) -> Traced:
+def _conv(p: DevicePlace, op: nn.ConvOp, x: TracedArray, w: TracedArray) -> TracedArray:
     slides = op.slides()
     return _convolution(
         x, w, p.shape(op.out), ("bf", "oi", "bf"), [(s.low, s.high) for s in slides],
@@ -54,7 +54,9 @@ def _conv(p: Place, op: nn.ConvOp, x: Traced, w: Traced) -> Traced:
     )  # fmt: skip
 
 
-def _conv_transpose(p: Place, op: nn.ConvTransposeOp, y: Traced, w: Traced) -> Traced:
+def _conv_transpose(
+    p: DevicePlace, op: nn.ConvTransposeOp, y: TracedArray, w: TracedArray
+) -> TracedArray:
     """The convolution of y, with gaps for the strides, and the reversed kernel."""
     slides, shape = op.slides(), p.shape(op.out)
     groups = groups_of(shape, w.shape)
@@ -76,7 +78,9 @@ def _conv_transpose(p: Place, op: nn.ConvTransposeOp, y: Traced, w: Traced) -> T
     )  # fmt: skip
 
 
-def _conv_weight(p: Place, op: nn.ConvWeightOp, x: Traced, y: Traced) -> Traced:
+def _conv_weight(
+    p: DevicePlace, op: nn.ConvWeightOp, x: TracedArray, y: TracedArray
+) -> TracedArray:
     """The convolution of x with y as its kernel, summed over the batch."""
     slides, shape = op.slides(), p.shape(op.out)
     edges = []
@@ -102,14 +106,16 @@ def _pool_properties(slides: Sequence[Slide]) -> dict[str, str]:
     }
 
 
-def _max_pool(p: Place, op: nn.MaxPoolOp, x: Traced) -> Traced:
+def _max_pool(p: DevicePlace, op: nn.MaxPoolOp, x: TracedArray) -> TracedArray:
     return generic(
         x, "reduce_window", [x, x.constant(-inf, x.element)], [(p.shape(op.out), x.element)],
         _pool_properties(op.slides()), scalar_region("maximum", x.element),
     )[0]  # fmt: skip
 
 
-def _max_pool_grad(p: Place, op: nn.MaxPoolGradOp, x: Traced, dy: Traced) -> Traced:
+def _max_pool_grad(
+    p: DevicePlace, op: nn.MaxPoolGradOp, x: TracedArray, dy: TracedArray
+) -> TracedArray:
     """The padding is written: XLA takes zeros for that of a select_and_scatter."""
     t = f"tensor<{x.element}>"
     selects = (
@@ -131,8 +137,8 @@ def _max_pool_grad(p: Place, op: nn.MaxPoolGradOp, x: Traced, dy: Traced) -> Tra
 # ---- windows as a dimension ----
 
 
-def unfolded(x: Traced, dim: int, count: int, size: int, step: int, start: int,
-             filling: float = 0) -> Traced:  # fmt: skip
+def unfolded(x: TracedArray, dim: int, count: int, size: int, step: int, start: int,
+             filling: float = 0) -> TracedArray:  # fmt: skip
     """`count` windows of `size` elements, `step` apart, the first from `start` on: concatenations
     of as few slices as there are windows, or elements of one."""
     length = (count - 1) * step + size
@@ -160,7 +166,7 @@ def unfolded(x: Traced, dim: int, count: int, size: int, step: int, start: int,
     return rows[0].concatenated(rows[1:], dim)
 
 
-def folded(x: Traced, dim: int, length: int, step: int, start: int) -> Traced:
+def folded(x: TracedArray, dim: int, length: int, step: int, start: int) -> TracedArray:
     """The sum of windows at their positions in a dimension of `length`."""
     count, size = x.shape[dim : dim + 2]
     shape = (*x.shape[:dim], length, *x.shape[dim + 2 :])
@@ -168,7 +174,7 @@ def folded(x: Traced, dim: int, length: int, step: int, start: int) -> Traced:
         return x.constant(0, x.element, shape)
     edges = [0] * len(shape)
 
-    def placed(part: Traced, first: int, gap: int) -> Traced:
+    def placed(part: TracedArray, first: int, gap: int) -> TracedArray:
         low, high, between = [*edges], [*edges], [*edges]
         low[dim], between[dim] = first, gap
         high[dim] = length - first - ((part.shape[dim] - 1) * (gap + 1) + 1)
@@ -189,14 +195,14 @@ def folded(x: Traced, dim: int, length: int, step: int, start: int) -> Traced:
     return total
 
 
-def _starts(p: Place, op: nn.UnfoldOp | nn.FoldOp) -> list[int]:
+def _starts(p: DevicePlace, op: nn.UnfoldOp | nn.FoldOp) -> list[int]:
     """Where the first window of each device begins in its shard."""
     return [op.start(rank) for rank in p.ranks] if isinstance(p, PartitionPlace) else [
         op.offset.value.data
     ]  # fmt: skip
 
 
-def _unfold(p: Place, op: nn.UnfoldOp, x: Traced) -> Traced:
+def _unfold(p: DevicePlace, op: nn.UnfoldOp, x: TracedArray) -> TracedArray:
     d, (count, size) = op.at, p.shape(op.out)[op.at : op.at + 2]
     step, starts = op.step.value.data, _starts(p, op)
     filling = 0 if op.lowest is None else lowest(x.element, -1)
@@ -208,8 +214,8 @@ def _unfold(p: Place, op: nn.UnfoldOp, x: Traced) -> Traced:
 
 
 def from_starts(
-    p: PartitionPlace, x: Traced, dim: int, starts: Sequence[int], length: int, filling: float
-) -> Traced:
+    p: PartitionPlace, x: TracedArray, dim: int, starts: Sequence[int], length: int, filling: float
+) -> TracedArray:
     """`length` elements of a dimension from each partition's start on; the filling outside."""
     low, high = [0] * x.ndim, [0] * x.ndim
     low[dim] = max(0, -min(starts))
@@ -219,8 +225,8 @@ def from_starts(
 
 
 def to_starts(
-    p: PartitionPlace, x: Traced, dim: int, starts: Sequence[int], size: int
-) -> Traced:  # fmt: skip
+    p: PartitionPlace, x: TracedArray, dim: int, starts: Sequence[int], size: int
+) -> TracedArray:  # fmt: skip
     """Zeros along a dimension of `size`, with x from each partition's start on."""
     low, high = [0] * x.ndim, [0] * x.ndim
     low[dim] = max(0, *starts)
@@ -228,7 +234,7 @@ def to_starts(
     return x.pad(low, high).dynamic_part(dim, p.lookup([low[dim] - s for s in starts]), size)
 
 
-def _fold(p: Place, op: nn.FoldOp, x: Traced) -> Traced:
+def _fold(p: DevicePlace, op: nn.FoldOp, x: TracedArray) -> TracedArray:
     size, d, step = p.shape(op.out)[op.at], op.at, op.step.value.data
     starts = _starts(p, op)
     if len({*starts}) == 1:
