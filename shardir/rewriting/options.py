@@ -42,6 +42,8 @@ class PassOptions(ModulePass):
 
     @classmethod
     def from_spec(cls, spec: ArgSpec) -> Self:
+        if spec.name == cls.name and not spec.parameters and not cls.required_fields():
+            return cls()  # xDSL would evaluate the annotations of the class for each instance
         return super().from_spec(with_numbers(cls, spec))
 
 
