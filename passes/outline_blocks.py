@@ -55,6 +55,9 @@ class _Repeats:
 
     def __init__(self, f: FuncOp):
         self.numbers = _EqualNumbers(f.body.block)
+        self.blocks: list[Blocks] = []
+        if any(of_kind(ops_of(f.body.block), train.RepeatOp)):
+            return  # a body may have equal blocks too, but loops do not nest
         # A loop keeps the results of all its runs, so blocks that keep different results differ.
         self.blocks = equal_blocks(self.numbers.ops, equally_kept=RECOMPUTE in f.attributes)
 

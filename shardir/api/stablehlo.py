@@ -18,18 +18,28 @@ from shardir.api.compiled import Compiled, compile_module
 from shardir.api.devices import devices_of
 from shardir.backend.runs import Options
 from shardir.build import Module
-from shardir.diagnostics import ShardirError, check_arguments, describe
+from shardir.diagnostics import ShardirError, check_arguments, describe, one_of
 from shardir.dialects.nn.base import Array
 from shardir.dialects.train import mark_step, updated_keys
 from shardir.frontends.stablehlo.complexes import without_complex
-from shardir.frontends.stablehlo.form import HloProgram
+from shardir.frontends.stablehlo.form import HloFunction, HloProgram
 from shardir.frontends.stablehlo.generic import read_text as read_generic
-from shardir.frontends.stablehlo.importer import SHARDING, ArgumentForm, HloImporter, meshes_of
+from shardir.frontends.stablehlo.importer import (
+    SHARDING,
+    ArgumentForm,
+    HloImporter,
+    donated_of,
+    meshes_of,
+)
+from shardir.frontends.stablehlo.types import is_float
 from shardir.interpret.evaluator import function as function_of
 from shardir.syntax.files import scratch_folder
 
 if TYPE_CHECKING:
     from shardir.frontends.stablehlo.traced import TracedFunction
+
+STEP = "step"
+"""The name of the step of a loss."""
 
 DATA, WEIGHTS = "data.npz", "weights.npz"
 """The files of inputs and of initial states in a saved program."""
@@ -89,12 +99,21 @@ def from_jax(
     cluster: str | Cluster | None = None,
     devices: int | None = None,
     parameters: int | Sequence[int] | None = None,
+    keywords: Mapping[str, Any] | None = None,
+    optimizer: str | None = None,
+    accumulate: str | None = None,
+    clip: str | None = None,
+    loss_scale: str | None = None,
+    metrics: str | None = None,
+    ema: float | None = None,
+    separate_update: bool = False,
     **options: Any,
 ) -> CompiledJax:
     """Compile a function of JAX: it is traced, its StableHLO is imported, and compiled.
 
     A donated argument (`jax.jit(step, donate_argnums=...)`) is a state: the result of its structure
-    is its new value. Such a function, whose first result is its loss, is a training step.
+    is its new value. Such a function, whose first result is its loss, is a training step. With
+    `optimizer` the function is a loss alone, and the compiler derives its gradients and the update.
 
     Args:
         function: a function of arrays, as it is or by jax.jit.
@@ -104,8 +123,13 @@ def from_jax(
         mesh: the axes, as for `shardir.compile`, or a mesh of JAX; by default that of the
             function's own shardings.
         cluster, devices: see `shardir.compile`.
-        parameters: the indices of the arguments whose arrays are parameters, which a plan names; by
-            default the first donated one.
+        parameters: the indices of the arguments whose arrays are parameters, which a plan names,
+            and an optimizer trains; by default the first donated one, or the first of a loss.
+        keywords: further example arguments, by keyword.
+        optimizer: the optimizer of a loss: `adamw, lr = 1e-3`. The function returns the loss, or a
+            tuple or dict of the loss and metrics.
+        accumulate, clip, loss_scale, metrics, ema, separate_update: options of its step, as those
+            of a module for `shardir.compile`.
         options: those of `shardir.compile`: plan, mode, pipeline, ...
 
     Raises:
@@ -116,34 +140,54 @@ def from_jax(
         from shardir.frontends.stablehlo import traced
     except ImportError:
         raise ShardirError(NO_JAX) from None
-    found = traced.trace(function, args, in_shardings)
+    step_options: dict[str, Any] = {
+        "accumulate": accumulate, "clip": clip, "loss_scale": loss_scale, "metrics": metrics,
+        "ema": ema, "separate_update": separate_update or None,
+    }  # fmt: skip
+    requests = {name: value for name, value in step_options.items() if value is not None}
+    if requests and optimizer is None:
+        raise ShardirError(
+            f"expected an optimizer of the loss beside {one_of([*requests])}, got none; a step of "
+            'JAX has its own, or give optimizer="adamw, lr = 1e-3"'
+        )
+    found = traced.trace(function, args, in_shardings, keywords or {}, optimizer is not None)
     start = _start(found.program, mesh, cluster, devices, options)
-    chosen = _indices(parameters, found, len(args))
+    chosen = _indices(parameters, found, len(args), optimizer is not None)
     roles = []
     arguments = found.program.functions["main"].block.arguments
     for i, (leaf, argument) in enumerate(zip(found.leaves, arguments, strict=True)):
         is_parameter = leaf.argument in chosen
         is_retained = is_parameter or i in found.replaced
-        init = _init(leaf.name, leaf.value is not None, is_retained)
+        init = _init(leaf.name, leaf.value is not None, is_parameter, is_retained)
         rank = len(argument.type.shape)
         sharding = traced.sharding_of(leaf.sharding, rank, start.mesh, leaf.name)
         roles.append(ArgumentForm(leaf.name, sharding, is_retained, is_parameter, init))
     updates = {result: roles[i].name for i, result in found.replaced.items()}
-    module = _imported(start, found.program, found.name, roles, updates)
+    name = found.name
+    if optimizer is None:
+        module = _imported(start, found.program, name, roles, updates)
+    else:
+        loss, name = ("loss" if name == STEP else name), STEP
+        reported = _metrics_of(found)
+        _imported(start, found.program, loss, roles, updates, reported, is_loss=True)
+        start.module.step(STEP, loss, optimizer, **requests)
+        module = start.module.module
     compiled = compile_module(module, **start.options)
     values = {leaf.name: leaf.value for leaf in found.leaves if leaf.value is not None}
     of_states = {role.name for role in roles if role.is_state}
     return CompiledJax(
-        **vars(compiled), name=found.name, results=found.unflatten,
+        **vars(compiled), name=name, results=found.unflatten,
         inputs={n: x for n, x in values.items() if n not in of_states},
         states={n: x for n, x in values.items() if n in of_states},
     )  # fmt: skip
 
 
 def _indices(
-    parameters: int | Sequence[int] | None, found: "TracedFunction", count: int
+    parameters: int | Sequence[int] | None, found: "TracedFunction", count: int, is_loss: bool
 ) -> Collection[int]:  # fmt: skip
     """Return the indices of the arguments with parameters. Raises ShardirError."""
+    if parameters is None and is_loss:
+        return [0]
     if parameters is None:
         return sorted({found.leaves[i].argument for i in found.replaced})[:1]
     chosen = [parameters] if isinstance(parameters, int) else [*parameters]
@@ -152,10 +196,34 @@ def _indices(
     return chosen
 
 
-def _init(name: str, has_value: bool, is_retained: bool) -> str | None:
-    """Return the text of the values of an argument: those of the example, or random ones."""
+def _metrics_of(found: "TracedFunction") -> Mapping[int, str]:
+    """Return the names of the results of a loss beside the loss, by their indices: the last word of
+    their paths. Raises ShardirError."""
+    results = found.program.functions["main"].block.results
+    _, *others = [i for i in range(len(results)) if i not in found.replaced.values()]
+    names: dict[int, str] = {}
+    for i in others:
+        if results[i].type.shape:
+            raise ShardirError(
+                f"expected numbers beside the loss, which are metrics, got {results[i].type} as "
+                f"result {found.paths[i]}; reduce it, or do not return it"
+            )
+        word = found.paths[i].rpartition(".")[2]
+        names[i] = word if word.isidentifier() and word not in names.values() else f"metric{i}"
+    return names
+
+
+def _init(name: str, has_value: bool, is_parameter: bool, is_retained: bool) -> str | None:
+    """Return the text of the values of an argument: those of the example, else random ones, and
+    zeros of states that are no parameters."""
     if not has_value:
-        return "normal, std = 0.02" if is_retained else None
+        return (
+            "normal, std = 0.02"
+            if is_parameter
+            else "constant, value = 0.0"
+            if is_retained
+            else None
+        )
     kind, path = ("file", WEIGHTS) if is_retained else ("batches", DATA)
     return f'{kind}, path = "{path}", array = "{name}"'
 
@@ -243,7 +311,7 @@ def _start(
             raise ShardirError(
                 f"expected the mesh of the program's shardings, {of_program}, got {made}; drop mesh"
             )
-        made = Mesh(of_program.name, made.axes)
+        module, made = Module(mesh=of_program, cluster=found.cluster), of_program
     return _ImportStart(module, made, found.options)
 
 
@@ -253,20 +321,38 @@ def _mesh_of(module: Module) -> Mesh | None:
     return Mesh(module.mesh_name, module.mesh.axes.data)
 
 
+def _roles_of(main: HloFunction) -> tuple[Sequence[ArgumentForm], Mapping[int, str]]:
+    """Return the arguments of a text, and the state that each result replaces. Donated arguments of
+    a step, which begins with its loss, are states; those of the first path are parameters."""
+    from shardir.frontends.stablehlo.names import unique_names
+
+    roles = [ArgumentForm(n) for n in unique_names([a.name for a in main.block.arguments])]
+    replaced = donated_of(main)
+    results = main.block.results
+    first = next((v.type for i, v in enumerate(results) if i not in replaced.values()), None)
+    if not replaced or first is None or first.shape or not is_float(first.element):
+        return roles, {}
+    tree = roles[min(replaced)].name.partition(".")[0]
+    for i in replaced:
+        role = roles[i]
+        role.is_state, role.is_parameter = True, role.name.partition(".")[0] == tree
+        role.init = _init(role.name, False, role.is_parameter, True)
+    return roles, {result: roles[i].name for i, result in replaced.items()}
+
+
 def _imported(
     start: _ImportStart, program: HloProgram, name: str, roles: Sequence[ArgumentForm] | None,
-    updates: Mapping[int, str],
+    updates: Mapping[int, str], metrics: Mapping[int, str] = MappingProxyType({}),
+    is_loss: bool = False,
 ) -> Any:  # fmt: skip
+    """Import the function `main` as `name`: as a step if it updates states and is no loss."""
     if "main" not in program.functions:
         names = ", ".join(program.functions) or "none"
         raise ShardirError(f"expected a function main, got {names}; name it so")
     main = program.functions["main"]
     importer = HloImporter(program, start.module, start.mesh)
     if roles is None:
-        from shardir.frontends.stablehlo.names import unique_names
-
-        names = unique_names([a.name for a in main.block.arguments])
-        roles = [ArgumentForm(n) for n in names]
+        roles, updates = _roles_of(main)
     for role, attributes in zip(roles, main.arguments, strict=True):
         if SHARDING in attributes:
             own = importer.sharding(attributes[SHARDING])
@@ -277,7 +363,7 @@ def _imported(
                 )
             role.sharding = own
     with no_gc():
-        function = importer.run(name, roles, updates)
-    if updates:
+        function = importer.run(name, roles, updates, metrics=metrics, private=is_loss)
+    if updates and not is_loss:
         mark_step(function.func)
     return start.module.module

@@ -1,7 +1,10 @@
 """Programs of JAX: imported in the global view, on 8 ranks of the interpreter, and on 4 real ranks,
 against JAX itself."""
 
+import re
 from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +12,9 @@ import jax
 import numpy as np
 import pytest
 from bench import jax_bytes
+from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
+from support import jax_programs
 from support.extent import extent, sampled
 from support.jax_programs import PROGRAMS
 from support.runlines import run_tool
@@ -113,6 +118,128 @@ def test_layers_of_a_scan_are_a_loop() -> None:
         assert program.count(f"in range({n - 1})") == 2
         products.append(program.count(" @ "))
     assert products[0] == products[1]
+
+
+def regression(params: Any, x: Any, key: Any) -> Any:
+    noise = jax.random.normal(key, x.shape, jax.numpy.float32) * 0.1
+    h = jax.numpy.tanh((x + noise) @ params["w1"])
+    return ((h @ params["w2"]) ** 2).mean(), {"size": abs(h).mean()}
+
+
+def regression_arguments() -> tuple[Any, ...]:
+    n = jax_programs.Draw()
+    return {"w1": n(6, 8), "w2": n(8, 4)}, n(8, 6), jax.random.key(2)
+
+
+def test_a_loss_is_differentiated() -> None:
+    """With an optimizer: gradients are those of jax.grad, and so are steps of Adam on ranks; with
+    all activations computed again, and with a searched plan."""
+    args = regression_arguments()
+    (value, aux), grads = jax.value_and_grad(regression, has_aux=True)(*args)
+    compiled = shardir.from_jax(
+        regression, *args, in_shardings=({"w1": P(None, "tp"), "w2": P("tp")}, P("dp"), None),
+        mesh="dp = 2, tp = 2", optimizer="sgd, lr = 1.0", recompute="full",
+    )  # fmt: skip
+    inputs = [*arrays(args[:2]), jax.random.key_data(args[2])]
+    loss, *rest = run(compiled.module, "step", inputs)
+    assert_equal([loss, rest[0]], [value, aux])
+    new = jax.tree.map(lambda p, g: p - g, args[0], grads)
+    assert_equal(rest[1:], new)
+
+    adam: dict[str, Any] = {"optimizer": "adam, lr = 1e-2", "mesh": "dp = 2, tp = 2"}
+    searched = shardir.from_jax(regression, *args, mode="auto", **adam)
+    params, state, losses = args[0], jax_programs.adam_state(args[0]), []
+    for _ in range(3):
+        (value, _), grads = jax.value_and_grad(regression, has_aux=True)(params, *args[1:])
+        params, state = jax_programs.adam(params, grads, state)
+        losses.append(float(value))
+    report = searched.run(steps=3, verbose=False)
+    np.testing.assert_allclose(report.losses["step"], losses, rtol=1e-9)
+
+
+def test_gradients_that_jax_defines() -> None:
+    """jax.lax.stop_gradient, also in a function that jax has lowered before, and relu at 0."""
+
+    @jax.jit
+    def loss(w: Any, x: Any) -> Any:
+        fixed = jax.lax.stop_gradient(jax.numpy.sin(w))
+        return (jax.nn.relu(w) * fixed + jax.nn.softmax(w * x)).sum() + (w * x) @ x
+
+    w, x = jax.numpy.array([-1.0, 0.0, 2.0, 3.0]), jax.numpy.arange(4.0)
+    expected = loss(w, x), w - jax.grad(loss)(w, x)
+    compiled = shardir.from_jax(loss, w, x, optimizer="sgd, lr = 1.0", mesh="d = 2")
+    assert_equal(run(compiled.module, "step", arrays((w, x))), expected)
+
+
+@pytest.mark.parametrize("kind", ["alias", "donor"])
+def test_donated_arguments_of_a_text_are_states(kind: str) -> None:
+    def step(params: Any, momentum: Any, x: Any) -> Any:
+        value, grads = jax.value_and_grad(lambda p: (x @ p["w"]).sum())(params)
+        momentum = jax.tree.map(lambda m, g: 0.9 * m + g, momentum, grads)
+        return value, jax.tree.map(lambda p, m: p - m, params, momentum), momentum
+
+    trees: Any = [{"w": np.ones((4, 3), np.float32)}] * 2
+    x = np.arange(32, dtype=np.float32).reshape(8, 4)
+    lowered = jax.jit(step, donate_argnums=(0, 1)).lower(*trees, x)
+    text = lowered.as_text(debug_info=True)
+    if kind == "donor":
+        text = re.sub(r"tf.aliasing_output = \d : i32", "jax.buffer_donor = true", text)
+    compiled = shardir.from_stablehlo(text, mesh="d = 2")
+    assert 'train.parameter = "params.w"' in str(compiled.input_module)
+    assert 'train.state = "momentum.w"' in str(compiled.input_module)
+    assert_equal(run(compiled.module, "main", [*arrays(trees), x]), step(trees[0], trees[1], x))
+
+
+@jax.tree_util.register_dataclass
+@dataclass
+class Weights:
+    w: Any
+    scale: Any
+
+
+def forms_of_arguments() -> dict[str, tuple[Any, tuple[Any, ...], dict[str, Any]]]:
+    """Functions, arguments and options as users of JAX have them."""
+    ones = jax.numpy.ones((4, 4), jax.numpy.float32)
+    mesh = jax.make_mesh((2, 4), ("dp", "tp"))
+    on_rows = NamedSharding(mesh, P("dp"))
+    return {
+        "dataclass": (lambda m, x: x @ m.w * m.scale, (Weights(ones, 2.0), ones), {}),
+        "partial": (partial(lambda config, x: x * config["a"], {"a": 2}), (ones,), {}),
+        "static": (
+            jax.jit(lambda n, x, how, y: (x * n).T @ y if how == "t" else x, static_argnums=(0, 2)),
+            (3, ones, "t", ones), {"in_shardings": (None, P("d"), None, P())},
+        ),
+        "keywords": (lambda x, *, by: x * by, (ones,), {"keywords": {"by": 3}}),
+        "out_shardings": (
+            jax.jit(lambda x: x.T, in_shardings=on_rows, out_shardings=on_rows), (ones,),
+            {"mesh": None},
+        ),
+        "placed": (lambda x: x * 2, (jax.device_put(ones, on_rows),), {"mesh": mesh}),
+        "keys": (
+            lambda k, x: (jax.random.permutation(k, x), jax.random.randint(k, (3,), 0, 7)),
+            (jax.random.key(0), ones), {},
+        ),
+        "halves": (lambda x, y: (x @ x, y + 1), (ones.astype("float16"), ones.astype("bfloat16")),
+                   {}),
+        "cache": (
+            jax.jit(lambda c, x, i: (c.sum(0) * x, c.at[i].set(x)), donate_argnums=0),
+            (ones, ones[0], 1), {},
+        ),
+    }  # fmt: skip
+
+
+def test_forms_of_arguments() -> None:
+    """Results equal those of JAX, with its dtypes, in the global view of one device."""
+    with jax.enable_x64(False):
+        for name, (f, args, options) in forms_of_arguments().items():
+            chosen: dict[str, Any] = {"mesh": "d = 2", **options}
+            compiled = shardir.from_jax(f, *args, **chosen)
+            inputs = [*compiled.states.values(), *compiled.inputs.values()]
+            got = compiled.results(run(compiled.module, compiled.name, inputs))
+            expected = f(*args, **options.get("keywords", {}))
+            kinds = [[(x.shape, x.dtype) for x in arrays(tree)] for tree in (got, expected)]
+            assert kinds[0] == kinds[1], name
+            assert_equal(jax.tree.leaves(got), expected, 1e-3)
 
 
 def test_takes_the_options_of_compile() -> None:

@@ -3,8 +3,10 @@
 Calls are inlined, and what is refused is reported at once, with the line of the user's source.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 from xdsl.dialects.builtin import LocationAttr, SymbolRefAttr, TensorType
@@ -39,6 +41,9 @@ from shardir.frontends.stablehlo.translation import OpTranslation, Refused, Valu
 from shardir.frontends.stablehlo.types import DTYPES
 from shardir.rewriting.functions import update_signature
 from shardir.syntax.source import warn
+
+NO_DEVICES = "<[]>"
+"""The end of the text of a mesh without devices."""
 
 MANY_OPS = 20_000
 """The ops of a program with loops from which a warning says why there are so many."""
@@ -92,6 +97,8 @@ class HloImporter:
         roles: Sequence[ArgumentForm],
         updates: Mapping[int, str],
         source: str = "main",
+        metrics: Mapping[int, str] = MappingProxyType({}),
+        private: bool = False,
     ) -> FoldingBuilder:
         """Import a function.
 
@@ -100,28 +107,33 @@ class HloImporter:
             roles: of each argument.
             updates: the state that a result replaces, by the index of the result.
             source: its name in the program.
+            metrics: the names of results that a step reports, by the index of the result.
+            private: whether it is dropped where no other function uses it.
 
         Raises:
             ShardirError: an op can't be imported; the message lists all of them.
         """
         f = self.program.functions[source]
         self.check(f)
-        self.function = self.module.function(name, kind=FoldingBuilder)
+        self.function = self.module.function(name, private=private, kind=FoldingBuilder)
         self.env: dict[HloValue, Value | None] = {}
         arguments = [self._argument(a, r) for a, r in zip(f.block.arguments, roles, strict=True)]
         results = self.translate(f.block, arguments)
         if self.refusals:
             self._raise()
         returned: list[Value] = []
+        reported: dict[str, Value] = {}
         for i, (value, attributes) in enumerate(zip(results, f.results, strict=True)):
             assert value is not None
             if SHARDING in attributes:
                 value = self._constrained(value, self.sharding(attributes[SHARDING]))
             if i in updates:
                 self.function.update(updates[i], value)
+            elif i in metrics:
+                reported[metrics[i]] = value
             else:
                 returned.append(value)
-        self.function.returns(*returned)
+        self.function.returns(*returned, metrics=reported)
         self._erase_unused()
         self._warn_of_loops()
         return self.function
@@ -223,14 +235,20 @@ class HloImporter:
             _annotate(value.ssa, role.sharding)
         return value
 
-    def sharding(self, text: str) -> Sharding:
-        """Return a sharding of Shardy's text."""
+    def sharding(self, text: str) -> Sharding | None:
+        """Return a sharding of Shardy's text; None on a mesh without devices, as JAX has one for
+        values that may have any layout."""
+        name = re.search(r"<@([\w$.]+)", text)
+        if name is not None and self.program.meshes.get(name[1], "").endswith(NO_DEVICES):
+            return None
         if self.mesh is None:
             raise ShardirError(f"expected a mesh for the sharding {text}, got none; pass mesh=...")
         return from_sdy(text, self.mesh)
 
-    def _constrained(self, value: Value, sharding: Sharding) -> Value:
+    def _constrained(self, value: Value, sharding: Sharding | None) -> Value:
         """Annotate a value, or, where it has another annotation, a copy of it."""
+        if sharding is None:
+            return value
         self.facts.sources.pop(value.ssa, None)  # users read this value, not what it was made from
         self.facts.origins.pop(value.ssa, None)
         if dist.sharding_of(value.ssa) is None:
@@ -391,6 +409,21 @@ def _layout_of_border(sharding: Sharding) -> Layout:
     return sharding.layout
 
 
+def donated_of(f: HloFunction) -> dict[int, int]:
+    """Return the result that takes the memory of each donated argument: the one that is named, or
+    the first of its type."""
+    replaced = {i: of["tf.aliasing_output"] for i, of in enumerate(f.arguments)
+                if "tf.aliasing_output" in of}  # fmt: skip
+    results = f.block.results
+    for i, (value, of) in enumerate(zip(f.block.arguments, f.arguments, strict=True)):
+        if "jax.buffer_donor" in of:
+            free = (k for k, v in enumerate(results)
+                    if v.type == value.type and k not in replaced.values())  # fmt: skip
+            if (result := next(free, None)) is not None:
+                replaced[i] = result
+    return dict(sorted(replaced.items()))
+
+
 def meshes_of(program: HloProgram) -> dict[str, Mesh]:
     """Return the meshes of a program that have devices, by name.
 
@@ -398,4 +431,4 @@ def meshes_of(program: HloProgram) -> dict[str, Mesh]:
         ShardirError: a mesh can't be expressed.
     """
     texts = {n: t.removeprefix("#sdy.mesh") for n, t in program.meshes.items()}
-    return {n: mesh_from_sdy(f"sdy.mesh @{n} = {t}") for n, t in texts.items() if t != "<[]>"}
+    return {n: mesh_from_sdy(f"sdy.mesh @{n} = {t}") for n, t in texts.items() if t != NO_DEVICES}

@@ -3,11 +3,14 @@
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from inspect import signature
 from typing import Any
 
 import jax
 import numpy as np
+from jax.extend.core.primitives import stop_gradient_p
+from jax.interpreters import mlir
 from jax.sharding import NamedSharding, PartitionSpec
 
 from shardir.algebra.layout import Layout
@@ -20,12 +23,14 @@ from shardir.frontends.stablehlo.bindings import read_module
 from shardir.frontends.stablehlo.complexes import as_complex, as_parts, without_complex
 from shardir.frontends.stablehlo.form import HloProgram
 from shardir.frontends.stablehlo.names import name_of
+from shardir.frontends.stablehlo.ops.control import STOP_GRADIENT
+from shardir.frontends.stablehlo.types import DTYPES
 
-WIDER = {
-    "bfloat16": "float32", "uint32": "int64", "uint64": "int64",
-    **dict.fromkeys(("int8", "int16", "uint8", "uint16"), "int32"),
+NUMPY = {
+    "f64": "float64", "f32": "float32", "bf16": "float32", "f16": "float16", "i64": "int64",
+    "i32": "int32", "i1": "bool",
 }  # fmt: skip
-"""The dtype in which the numbers of others are stored: that of our element type."""
+"""The dtype in which the numbers of each of our element types are stored."""
 
 
 @dataclass
@@ -58,10 +63,28 @@ class TracedFunction:
     """Makes the tree of results of their arrays."""
     replaced: Mapping[int, int]
     """The result that replaces each donated array, by the indices of leaves and of results."""
+    paths: Sequence[str]
+    """The names of the results, by their paths: `1.accuracy`."""
 
 
-def trace(f: Any, args: Sequence[Any], in_shardings: Any) -> TracedFunction:
+@dataclass
+class _TracedArgument:
+    """An argument that is traced: its name, index, value, jax.stages.ArgInfo and in_shardings."""
+
+    name: str
+    index: int
+    value: Any
+    info: Any
+    sharding: Any
+
+
+def trace(
+    f: Any, args: Sequence[Any], in_shardings: Any, keywords: Mapping[str, Any], is_loss: bool
+) -> TracedFunction:
     """Trace a function on example arguments.
+
+    Args:
+        is_loss: whether it is to be differentiated.
 
     Raises:
         ShardirError: the layouts, or the results for donated arguments, do not fit the arguments.
@@ -69,89 +92,201 @@ def trace(f: Any, args: Sequence[Any], in_shardings: Any) -> TracedFunction:
     if not callable(f):
         raise ShardirError(f"expected a function of JAX, got {describe(f)}")
     jitted: Any = f if hasattr(f, "lower") else jax.jit(f, keep_unused=True)
-    lowered = jitted.lower(*args)
-    program = without_complex(read_module(lowered.compiler_ir("stablehlo")))
-    all_leaves = _leaves(f, args, lowered.args_info[0], in_shardings)
-    names = [a.name for a in program.functions["main"].block.arguments]
-    leaves = all_leaves
-    if len(names) != len(all_leaves):  # jax.jit drops arguments without a use
-        kept = {name_of(n) for n in names}
-        leaves = [leaf for leaf in all_leaves if leaf.name in kept]
-    if len(leaves) != len(names):
+    traced = jitted.trace(*args, **keywords)
+    if is_loss and _has(traced.jaxpr, "custom_vjp"):
         raise ShardirError(
-            f"expected the arguments {', '.join(names)} of the traced function, got "
-            f"{', '.join(leaf.name for leaf in all_leaves)}; use jax.jit(f, keep_unused=True)"
+            "expected a loss without jax.custom_vjp, whose backward part its StableHLO lacks, got "
+            "one; give the step instead, with jax.value_and_grad and donated parameters"
         )
+    lowered = _lowered_loss(traced) if is_loss else traced.lower()
+    program = without_complex(read_module(lowered.compiler_ir("stablehlo")))
+    if any("pmap" in mesh for mesh in program.meshes.values()):
+        raise ShardirError("expected a function of whole arrays, got jax.pmap; use jax.jit")
+    arguments = _traced_arguments(f, args, keywords, in_shardings, lowered.args_info)
+    leaves = _leaves(program, arguments)
     structure = jax.tree.structure(lowered.out_info)
     results = jax.tree.unflatten(structure, range(structure.num_leaves))
-    name = re.sub(r"\W", "_", getattr(f, "__name__", "main")).strip("_") or "main"
-    replaced = _replaced(leaves, lowered, results, args)
-    kinds = [np.issubdtype(x.dtype, np.complexfloating) for x in jax.tree.leaves(lowered.out_info)]
+    dtypes = [info.dtype for info in jax.tree.leaves(lowered.out_info)]
 
     def unflatten(arrays: Sequence[Array]) -> Any:
-        both = zip(arrays, kinds, strict=True)
-        return structure.unflatten([as_complex(x) if is_complex else x for x, is_complex in both])
+        pairs = zip(arrays, dtypes, strict=True)
+        return structure.unflatten([_in_dtype(a, d) for a, d in pairs])
 
-    return TracedFunction(name, program, leaves, unflatten, replaced)
+    replaced = _replaced(leaves, lowered, results, arguments)
+    if not _begins_with_loss(lowered.out_info, results, replaced):
+        replaced = {}  # donated memory of a function that is no step
+    flat, _ = jax.tree_util.tree_flatten_with_path(lowered.out_info)
+    paths = [name_of(jax.tree_util.keystr(path)) for path, _ in flat]
+    return TracedFunction(_name(f), program, leaves, unflatten, replaced, paths)
 
 
-def _leaves(f: Any, args: Sequence[Any], infos: Any, in_shardings: Any) -> list[ArgumentLeaf]:
+def _lowered_loss(traced: Any) -> Any:
+    """Lower a loss so that its StableHLO tells of jax.lax.stop_gradient, which is nothing to XLA:
+    as calls of a function of this name."""
+    marked = jax.jit(_identity)
+    mlir.register_lowering(stop_gradient_p, mlir.lower_fun(marked, multiple_results=False))
+    try:
+        lowered = traced.lower()
+        if _has(traced.jaxpr, "stop_gradient") and STOP_GRADIENT not in lowered.as_text():
+            jax.clear_caches()  # it was lowered before
+            lowered = traced.lower()
+        return lowered
+    finally:
+        mlir.register_lowering(stop_gradient_p, lambda _, x: [x])
+
+
+def _identity(x: Any) -> Any:
+    return x
+
+
+_identity.__name__ = STOP_GRADIENT
+
+
+def _has(jaxpr: Any, primitive: str) -> bool:
+    """Whether a jaxpr, or one within it, has a primitive whose name begins so."""
+    for eqn in getattr(jaxpr, "jaxpr", jaxpr).eqns:
+        if eqn.primitive.name.startswith(primitive):
+            return True
+        inner = [x for p in eqn.params.values() for x in (p if isinstance(p, tuple) else (p,))]
+        if any(_has(x, primitive) for x in inner if hasattr(x, "eqns")):
+            return True
+    return False
+
+
+def _name(f: Any) -> str:
+    while isinstance(f, partial):
+        f = f.func
+    return re.sub(r"\W", "_", getattr(f, "__name__", "main")).strip("_") or "main"
+
+
+def _is_key(dtype: Any) -> bool:
+    return bool(jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key))
+
+
+def _in_dtype(array: Array, dtype: Any) -> Array:
+    """Return a result in the dtype that JAX gives it; keys as their numbers."""
+    if _is_key(dtype):
+        return array
+    if np.issubdtype(dtype, np.complexfloating):
+        array = as_complex(array)
+    return array.astype(dtype)
+
+
+def _begins_with_loss(infos: Any, results: Any, replaced: Mapping[int, int]) -> bool:
+    """Whether the first result that replaces no argument is a number: the loss of a step."""
+    new = {*replaced.values()}
+    pairs = zip(jax.tree.leaves(infos), jax.tree.leaves(results), strict=True)
+    first = next((info for info, i in pairs if i not in new), None)
+    return first is not None and not first.shape and jax.numpy.issubdtype(first.dtype, np.floating)
+
+
+def _traced_arguments(
+    f: Any, args: Sequence[Any], keywords: Mapping[str, Any], in_shardings: Any, infos: Any
+) -> list[_TracedArgument]:
+    """Return the arguments that are traced, all but static ones, in the order of the program."""
     try:
         names = list(signature(f).parameters)
     except (TypeError, ValueError):
         names = []
-    shardings = _spread(in_shardings, args)
-    leaves = []
-    for i, (argument, info, tree) in enumerate(zip(args, infos, shardings, strict=True)):
-        own = names[i] if i < len(names) else f"arg{i}"
-        donated = [x.donated for x in jax.tree.leaves(info)]
-        flat, _ = jax.tree_util.tree_flatten_with_path(argument)
-        for (path, x), is_donated, sharding in zip(flat, donated, tree, strict=True):
-            name = name_of(own + jax.tree_util.keystr(path)) or f"arg{i}"
-            leaves.append(ArgumentLeaf(name, i, is_donated, _numbers(x), sharding))
-    return leaves
+    positional, by_keyword = infos
+    traced = _not_static(args, positional)
+    if _is_entry(in_shardings):
+        in_shardings = [in_shardings] * len(args)
+    if len(in_shardings) == len(args):
+        in_shardings = [in_shardings[i] for i in traced]
+    if len(in_shardings) != len(traced):
+        raise ShardirError(
+            f"expected in_shardings of {len(args)} arguments, got {len(in_shardings)}"
+        )
+    arguments = [
+        _TracedArgument(names[i] if i < len(names) else f"arg{i}", i, args[i], info, sharding)
+        for i, info, sharding in zip(traced, positional, in_shardings, strict=True)
+    ]
+    for name, info in sorted(by_keyword.items()):
+        arguments.append(_TracedArgument(name, len(args), keywords[name], info, None))
+    return arguments
 
 
-def _numbers(x: Any) -> Array | None:
+def _not_static(args: Sequence[Any], infos: Sequence[Any]) -> list[int]:
+    """Return the indices of the arguments that are traced, by their forms."""
+    traced: list[int] = []
+    for info in infos:
+        first = traced[-1] + 1 if traced else 0
+        spare = len(args) - first - (len(infos) - len(traced))  # that many may be static
+        at = next((i for i in range(first, first + spare) if _fits(args[i], info)), first + spare)
+        traced.append(at)
+    return traced
+
+
+def _fits(argument: Any, info: Any) -> bool:
+    """Whether an argument has the structure, shapes and kinds of numbers of a traced one."""
+    leaves, structure = jax.tree.flatten(argument)
+    if structure != jax.tree.structure(info):
+        return False
+    for x, of in zip(leaves, jax.tree.leaves(info), strict=True):
+        if not isinstance(x, bool | int | float | complex) and not hasattr(x, "dtype"):
+            return False
+        dtype = jax.numpy.result_type(x)
+        if np.shape(x) != of.shape or not (_is_key(dtype) or dtype == of.dtype):
+            return False
+    return True
+
+
+def _leaves(program: HloProgram, arguments: Sequence[_TracedArgument]) -> list[ArgumentLeaf]:
+    """Return the arrays of the arguments that the program has: jax.jit drops unused ones."""
+    block = program.functions["main"].block
+    kept = {name_of(a.name) for a in block.arguments}
+    count = sum(len(jax.tree.leaves(a.info)) for a in arguments)
+    found: list[tuple[ArgumentLeaf, Any]] = []
+    for a in arguments:
+        donated = [x.donated for x in jax.tree.leaves(a.info)]
+        flat, _ = jax.tree_util.tree_flatten_with_path(a.value)
+        for (path, x), is_donated, sharding in zip(flat, donated, _spread(a), strict=True):
+            name = name_of(a.name + jax.tree_util.keystr(path)) or f"arg{a.index}"
+            if len(block.arguments) == count or name in kept:
+                found.append((ArgumentLeaf(name, a.index, is_donated, None, sharding), x))
+    if len(found) != len(block.arguments):
+        raise ShardirError(
+            f"expected the arguments {', '.join(a.name for a in block.arguments)} of the traced "
+            f"function, got {', '.join(leaf.name for leaf, _ in found)}; use jax.jit(f, "
+            "keep_unused=True)"
+        )
+    for (leaf, x), argument in zip(found, block.arguments, strict=True):
+        leaf.value = _numbers(x, argument.type.element)
+    return [leaf for leaf, _ in found]
+
+
+def _numbers(x: Any, element: str) -> Array | None:
+    """Return the numbers of an example argument in the dtype of the program's."""
     if isinstance(x, jax.ShapeDtypeStruct):
         return None
-    if isinstance(x, jax.Array) and jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key):
+    if isinstance(x, jax.Array) and _is_key(x.dtype):
         x = jax.random.key_data(x)
     array = np.asarray(x)
     if np.iscomplexobj(array):
         return as_parts(array)
-    kind = WIDER.get(str(array.dtype))
-    return array if kind is None else array.astype(kind)
+    return array.astype(NUMPY[DTYPES[element]]) if element in DTYPES else None
 
 
 def _is_entry(x: Any) -> bool:
     return x is None or isinstance(x, PartitionSpec | NamedSharding | str | Layout | Sharding)
 
 
-def _spread(in_shardings: Any, args: Sequence[Any]) -> list[list[Any]]:
-    """Return the entry of in_shardings for each array of each argument: an entry for a tree is one
+def _spread(argument: _TracedArgument) -> list[Any]:
+    """Return the entry of in_shardings for each array of an argument: an entry for a tree is one
     for all of its arrays."""
-    if _is_entry(in_shardings):
-        in_shardings = [in_shardings] * len(args)
-    if len(in_shardings) != len(args):
+    out: list[Any] = []
+    try:
+        jax.tree.map(
+            lambda entry, part: out.extend([entry] * len(jax.tree.leaves(part))),
+            argument.sharding, argument.value, is_leaf=_is_entry,
+        )  # fmt: skip
+    except ValueError as error:
         raise ShardirError(
-            f"expected in_shardings of {len(args)} arguments, got {len(in_shardings)}"
-        )
-    spread = []
-    for i, (prefix, argument) in enumerate(zip(in_shardings, args, strict=True)):
-        out: list[Any] = []
-        try:
-            jax.tree.map(
-                lambda entry, part, out=out: out.extend([entry] * len(jax.tree.leaves(part))),
-                prefix, argument, is_leaf=_is_entry,
-            )  # fmt: skip
-        except ValueError as error:
-            raise ShardirError(
-                f"expected in_shardings of argument {i} with the argument's structure, got "
-                f"another one: {str(error).splitlines()[0]}"
-            ) from None
-        spread.append(out)
-    return spread
+            f"expected in_shardings of argument {argument.index} with the argument's structure, "
+            f"got another one: {str(error).splitlines()[0]}"
+        ) from None
+    return out
 
 
 def sharding_of(entry: Any, rank: int, mesh: Mesh | None, name: str) -> Sharding | None:
@@ -185,7 +320,7 @@ def sharding_of(entry: Any, rank: int, mesh: Mesh | None, name: str) -> Sharding
 
 
 def _replaced(
-    leaves: Sequence[ArgumentLeaf], lowered: Any, results: Any, args: Sequence[Any]
+    leaves: Sequence[ArgumentLeaf], lowered: Any, results: Any, arguments: Sequence[_TracedArgument]
 ) -> dict[int, int]:
     """Return which result replaces each donated array: the k-th donated argument of a form is
     replaced by the k-th result of that form."""
@@ -197,7 +332,7 @@ def _replaced(
     free = [(_form(info), part) for info, part in zip(infos, parts, strict=True)]
     replaced: dict[int, int] = {}
     for argument in donated:
-        form = _form(args[argument])
+        form = _form(next(a.value for a in arguments if a.index == argument))
         at = next((i for i, (other, _) in enumerate(free) if other == form), None)
         if at is None:
             raise ShardirError(

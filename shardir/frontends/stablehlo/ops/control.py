@@ -5,15 +5,31 @@ last run may be their own."""
 from collections.abc import Sequence
 
 from shardir.build import Value, nn
+from shardir.frontends.stablehlo.form import expression
 from shardir.frontends.stablehlo.translation import HloEntry, OpTranslation
+from shardir.frontends.stablehlo.types import is_float
 
 MAX_RUNS = 4096
 """Bounds the runs of a loop."""
 
 
+STOP_GRADIENT = "shardir_stop_gradient"
+"""The name of the identity that stands for jax.lax.stop_gradient in a loss."""
+
+RELU = "maximum(0, broadcast_in_dim(0.0))"
+"""The body of jax.nn.relu, whose gradient at 0 is not that of a maximum."""
+
+
 def _call(t: OpTranslation, *operands: Value) -> Sequence[Value]:
+    """Return the results of a called function. Calls of functions of JAX, by their names, are the
+    ops with their gradients."""
     name = t["callee"] if t["callee"] is not None else t["decomposition"]
-    return t.run(t.callee(name), operands)
+    body = t.callee(name)
+    if name.startswith(STOP_GRADIENT):
+        return [nn.stop_gradient(x) if is_float(x.dtype) else x for x in operands]
+    if name.startswith("relu") and expression(body) == RELU:
+        return [nn.relu(*operands)]
+    return t.run(body, operands)
 
 
 def _while(t: OpTranslation, *carried: Value) -> Sequence[Value]:
