@@ -15,6 +15,7 @@ from shardir.algebra.mesh import Mesh
 from shardir.backend.interface import Backend
 from shardir.cost.clusters import names as names_of_clusters
 from shardir.diagnostics import Failure, ShardirError
+from shardir.dialects import nn
 from shardir.dialects.builder import OpBuilder
 from shardir.dialects.definition import op_definition
 from shardir.dialects.installed import Extension, installed
@@ -64,6 +65,7 @@ __all__ = [
     "erase",
     "float_attr",
     "int_attr",
+    "nn",
     "op_definition",
     "register",
     "run_pipeline",

@@ -18,6 +18,7 @@ from support.runlines import RunError, run, run_lines
 from support.workers import Workers
 
 from shardir.backend.torch.launch.forks import share_forks
+from shardir.dialects.installed import REGISTRY, installed
 
 settings.register_profile(
     "any machine", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
@@ -91,6 +92,19 @@ def pytest_collect_file(parent: pytest.Collector, file_path: Path) -> RunFile | 
     if file_path.suffix in (".ir", ".mlir"):
         return RunFile.from_parent(parent, path=file_path)
     return None
+
+
+@pytest.fixture
+def registry() -> Iterator[None]:
+    """The registry of extensions, which is afterwards what it was before."""
+    before = vars(installed()).copy()
+    tables = {kind: dict(table) for kind, table in REGISTRY.tables.items()}
+    extensions, owner = [*REGISTRY.extensions], dict(REGISTRY._owner)
+    version = REGISTRY.version
+    yield
+    now = max(version, REGISTRY.version)
+    vars(REGISTRY).update(before, tables=tables, extensions=extensions, _owner=owner)
+    REGISTRY.version = now + 1
 
 
 @pytest.fixture(autouse=True)

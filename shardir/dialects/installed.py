@@ -10,7 +10,7 @@ registry by `shardir.register`.
 """
 
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
@@ -48,6 +48,8 @@ class Extension:
         clusters: the text of a cluster, `dist.cluster @acme <levels [...]>`.
         presets: a plan: a product of presets, `"ddp * fsdp"`, which gets the axes of its factors;
             or a function from its axes, `"dp, tp"`, to a plan in any form of Python.
+        cases: a function that returns the cases of each class of op, and its reference, for
+            `shardir.testing.check_extension`: `{SwishOp: (CASES, reference)}`.
     """
 
     name: str
@@ -59,6 +61,7 @@ class Extension:
     torch: Callable[[], Mapping[type[Operation], Any]] | None = None
     clusters: Mapping[str, str] = field(default_factory=dict)
     presets: Mapping[str, str | Callable[[str], Any]] = field(default_factory=dict)
+    cases: Callable[[], Mapping[type[Operation], tuple[Sequence[Any], Any]]] | None = None
 
     @property
     def tables(self) -> dict[str, Mapping[str, Any]]:

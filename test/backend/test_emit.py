@@ -7,46 +7,33 @@ import pytest
 import torch
 from op_cases import CASES
 from support.each import check_each
-from support.emitted import MESH, TYPES, functions_of, mesh_op, tensor
-from support.extent import extent, sampled
+from support.emitted import MESH, TYPES, functions_of, tensor
+from support.extent import LONG, extent, sampled
 from support.harness import ELEMENTS, numbers, program
-from xdsl.dialects.builtin import ModuleOp
-from xdsl.dialects.func import FuncOp, ReturnOp
-from xdsl.ir import Block, Region
+from xdsl.dialects.func import FuncOp
 from xdsl.utils.exceptions import VerifyException
 
-from shardir.algebra.factors import try_op_sharding
-from shardir.algebra.mesh import Axes, Axis
 from shardir.backend.torch.emit.literals import number_text, round_to
 from shardir.backend.torch.emit.program import program_text
 from shardir.backend.torch.ops import FAMILIES
 from shardir.backend.torch.ops.dist import TORCH_DIST
 from shardir.backend.torch.shardir_runtime import runtime as rt
 from shardir.dialects import dist, nn, train
-from shardir.dialects.nn.base import Composite
+from shardir.dialects.nn.base import Composite, TensorOp
 from shardir.dialects.nn.types import unsharded_type
 from shardir.interpret.evaluator import run
-from shardir.interpret.values import assemble, round_to_element
+from shardir.interpret.values import round_to_element
 from shardir.syntax.parser import parse
+from shardir.testing.emission import (
+    DIAGONALS,
+    array_of,
+    local_module,
+    op_errors,
+    placement_errors,
+    placements,
+)
 
 torch.set_num_threads(1)
-
-TOLERANCE = {"f32": 2e-5, "f64": 1e-10, "bf16": 4e-2, "f16": 4e-3}
-
-
-def array_of(x, element):
-    return x.float().numpy() if element in ("bf16", "f16") else x.numpy()
-
-
-def close(got, want, element):
-    if element in TOLERANCE:
-        scale = max(1.0, float(np.max(np.abs(want), initial=0, where=np.isfinite(want))))
-        np.testing.assert_allclose(
-            got, want, rtol=TOLERANCE[element], atol=TOLERANCE[element] * scale
-        )
-    else:
-        np.testing.assert_array_equal(got, want)
-
 
 RUNS = [(c, c.elements[i % len(c.elements)]) for i, c in enumerate(CASES)]
 """Each case with one of its element types, which alternate."""
@@ -90,7 +77,7 @@ def sample(case, element):
 def the_op(module):
     (f,) = [f for f in module.body.ops if isinstance(f, FuncOp)]
     op = f.body.block.first_op
-    assert op is not None
+    assert isinstance(op, TensorOp)
     return op
 
 
@@ -100,64 +87,8 @@ def test_op_equals_numpy():
 
 def check_op(case, element):
     module, given = sample(case, element)
-    op = the_op(module)
-    want = run(module, "f", given)
-    emitted = functions_of(program_text(module))
-    tensors = [
-        tensor(x, str(unsharded_type(v).element_type))
-        for x, v in zip(given, op.operands, strict=True)
-    ]
-    before = [t.clone() for t in tensors]
-    got = emitted["f"](rt.Mesh(()), *tensors)
-    got = [got] if isinstance(got, torch.Tensor) else got
-    for t, b in zip(tensors, before, strict=True):
-        assert torch.equal(t, b)  # a plain function leaves its arguments alone
-    for g, w, r in zip(got, want, op.results, strict=True):
-        element = str(unsharded_type(r).element_type)
-        assert g.dtype == TYPES[element] and tuple(g.shape) == w.shape
-        close(array_of(g, element), w, element)
-
-
-def placements(op):
-    """Yield every split of the op's factors over two axes of the mesh. The axes are equivalent, so
-    of two splits that differ by their names the default form tries one."""
-    factors = op.factors()
-    names = [f for f, _ in factors.sizes if f not in factors.replicate | factors.sliding]
-    seen = set()
-    pairs = list(itertools.product([None, *names], repeat=2))
-    half = list(itertools.combinations_with_replacement([None, *names], 2))
-    for dp, tp in extent(half, pairs):
-        for order in ((0, 1), (1, 0)) if dp == tp and dp else ((0, 1),):
-            chosen: dict[str, Axes] = {}
-            for k in order:
-                if (factor := (dp, tp)[k]) is not None:
-                    chosen[factor] = (*chosen.get(factor, ()), Axis(("dp", "tp")[k]))
-            found = try_op_sharding(factors, chosen, MESH)
-            if found is not None and (found.operands, found.results) not in seen:
-                seen.add((found.operands, found.results))
-                yield found
-
-
-def local_module(op, placement):
-    """Return the op alone, in the local view."""
-    t_in = [unsharded_type(v) for v in op.operands]
-    t_out = [unsharded_type(v) for v in op.results]
-    ins = [dist.local(t.element_type, t.get_shape(), l, MESH)
-           for t, l in zip(t_in, placement.operands, strict=True)]  # fmt: skip
-    outs = [dist.local(t.element_type, t.get_shape(), l, MESH)
-            for t, l in zip(t_out, placement.results, strict=True)]  # fmt: skip
-    block = Block(arg_types=ins)
-    new = type(op).create(operands=block.args, result_types=outs, properties=dict(op.properties))
-    block.add_ops([new, ReturnOp(*new.results)])
-    f = FuncOp("f", (ins, outs), Region(block))
-    module = ModuleOp([mesh_op(MESH), f])
-    module.verify()
-    return module, new
-
-
-DIAGONALS = (0, 3), (1, 2)
-"""Ranks of the 2x2 mesh with both coordinates of both axes, whose own programs are tried with the
-placements in turn."""
+    message = op_errors(module, given)
+    assert not message, message
 
 
 @pytest.mark.filterwarnings("error")  # nor does an empty shard make torch say anything
@@ -165,39 +96,16 @@ placements in turn."""
 def test_op_in_every_layout(case, element):
     module, given = sample(case, element)
     op = the_op(module)
+    placements_of_op = placements(op, names_matter=LONG)
     if isinstance(op, Composite):
         with pytest.raises(VerifyException, match="expected ops of the local view"):
-            local_module(op, next(placements(op)))
+            local_module(op, next(placements_of_op))
         return
     want = run(module, "f", given)
-    for i, placement in enumerate(placements(op)):
-        local, _ = local_module(op, placement)
-        shared = functions_of(program_text(local))
-        parts = [[] for _ in op.results]
+    for i, placement in enumerate(placements_of_op):
         alone = extent(DIAGONALS[i % 2], range(MESH.size))
-        for rank in range(MESH.size):
-            mine = [
-                tensor(x[l.slices(MESH, x.shape, rank)], str(unsharded_type(v).element_type))
-                for x, l, v in zip(given, placement.operands, op.operands, strict=True)
-            ]
-            mesh = rt.Mesh(MESH.axes, rank)
-            got = shared["f"](mesh, *[t.clone() for t in mine])
-            got = [got] if isinstance(got, torch.Tensor) else got
-            for part, g, r in zip(parts, got, op.results, strict=True):
-                part.append(array_of(g, str(unsharded_type(r).element_type)))
-            if rank not in alone:
-                continue
-            folded = functions_of(program_text(local, rank=rank))["f"](mesh, *mine)
-            folded = [folded] if isinstance(folded, torch.Tensor) else folded
-            for g, same in zip(got, folded, strict=True):
-                assert (
-                    torch.equal(g.nan_to_num(), same.nan_to_num())
-                    if g.is_floating_point()
-                    else torch.equal(g, same)
-                )
-        for p, w, r, layout in zip(parts, want, op.results, placement.results, strict=True):
-            full = assemble(p, layout, MESH, w.shape)
-            close(full, w, str(unsharded_type(r).element_type))
+        message = placement_errors(op, placement, given, want, alone)
+        assert not message, f"{[*map(str, placement.operands)]}: {message}"
 
 
 MEAN = "nn.reduce <{}> %0 dims <{}> : (tensor<{}x{}>) -> tensor<{}{}>"

@@ -6,11 +6,11 @@ from dataclasses import replace
 import pytest
 import torch
 from support.extent import long_form
-from support.random_layouts import MESHES, random_layout
 
 from bugs_of_others import BUGS
 from bugs_of_others.record import Bug, Results, key_of, on_one_device, on_ranks, text
 from shardir import ShardirError
+from shardir.testing.random_layouts import MESHES, random_layout
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 

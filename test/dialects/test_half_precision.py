@@ -6,7 +6,17 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from op_cases import CASES, Case
-from support.harness import MESH, Arg, Problem, compiled, laid_out, layout, posed, program
+from support.harness import (
+    MESH,
+    Arg,
+    Problem,
+    compiled,
+    laid_out,
+    layout,
+    posed,
+    problem_of,
+    program,
+)
 
 from shardir.algebra.layout import Layout, Shape
 from shardir.algebra.mesh import Axis
@@ -41,7 +51,7 @@ def split(shapes: list[Shape], dim: int) -> list[Layout]:
 
 
 def large(case: Case) -> Problem:
-    p = case.problem("f16")
+    p = problem_of(case, "f16")
     given = p.arguments[: len(case.operands)]
     arguments = [x * LARGE if x.dtype.kind == "f" else x for x in given]
     rounded = [

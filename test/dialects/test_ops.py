@@ -1,199 +1,86 @@
 """The law of every op: one device computes what torch does, forward and gradient; and on any layout
 of its operands all ranks together do.
 
-A case is one op on some shapes. Its element types go through the layouts of `op_layouts.tried`,
-partial operands through those of `op_layouts.partials`; which law is checked of which op, and
-where, is the list `op_laws.cells`.
+The laws are those of `shardir.testing`, which packages with ops of their own check too.
 """
 
-import random
 from collections.abc import Sequence
 from math import copysign, prod
 from typing import Any
 
 import pytest
 from op_cases import CASES, EVEN, REFERENCES, Case
-from support.each import check_each
-from support.extent import extent
 from support.harness import (
-    ELEMENTS,
     FLOATS,
     MESH,
-    PIPELINE,
     Arg,
-    Problem,
-    apply,
     collectives,
     compiled,
     function,
     laid_out,
     layout,
-    layouts,
     names,
     parts,
     problem,
-    program,
+    problem_of,
     traffic,
 )
-from support.op_laws import OPS, cells
-from support.op_layouts import (
-    BY_NAME,
-    Tried,
-    elements,
-    partials,
-    program_of,
-    signature,
-    tried,
-    with_partial,
-)
+from support.op_laws import LAWS, OPS
 from support.reference import shape_of
 from xdsl.dialects.func import FuncOp
 from xdsl.ir import SSAValue
-from xdsl.utils.exceptions import VerifyException
 
-from shardir.algebra.layout import Layout, Shape
-from shardir.algebra.mesh import Axis, SizedAxes
-from shardir.algebra.notation import mesh_of
-from shardir.diagnostics import ShardirError
 from shardir.dialects import dist, nn
 from shardir.dialects.builder import OpBuilder
 from shardir.dialects.nn.base import TensorOp
 from shardir.dialects.nn.properties import dims_attr, float_attr, int_attr
 from shardir.dialects.nn.types import unsharded_type
+from shardir.testing.op_laws import told
 
 pytestmark = pytest.mark.filterwarnings("ignore:no rule is registered of the op")
+
+
+def holds(errors: Sequence[str]) -> None:
+    """Fail with the first errors of a law."""
+    assert not errors, f"{len(errors)} cases are wrong{told(errors)}"
 
 
 def test_every_law_of_every_op_is_covered():
     """Each op has cases, an uneven split, and a gradient or the reason for none."""
     assert {c.op for c in CASES} == set(OPS) == set(REFERENCES)
-    assert len(BY_NAME) == len(CASES), "two cases of one name"
-    missing = [f"{op.name}: {law}" for (op, law), covered in cells().items() if not covered]
-    assert not missing, "nothing covers\n" + "\n".join(missing)
+    assert len(LAWS.layouts.by_name) == len(CASES), "two cases of one name"
+    holds(LAWS.missing(OPS))
 
 
 def test_an_element_type_is_tested_or_refused():
     """Types without a case of an op are an error that the user reads, not a surprise."""
-    check_each(check_other_types, OPS)
+    holds([e for op in OPS for e in LAWS.of_element_types(op)])
 
 
-def check_other_types(op: type[TensorOp]) -> None:
-    cases = [c for c in CASES if c.op is op]
-    tested = {e for c in cases for e in c.elements}
-    case = cases[0]
-    for element in set(ELEMENTS) - tested:
-        with pytest.raises((ShardirError, VerifyException)):
-            program(case.args(element), case.body(element)).verify()
-
-
-# ---- all layouts ----
-
-
-def errors(p: Problem, given: Sequence[Tried], verify: bool = True) -> list[str]:
-    """The errors with these layouts of the operands, and perhaps of the results. The verifier
-    takes longer than a pass; where it is to `verify`, it sees one module in four."""
-    n = len(function(p.module, "f").body.block.args)
-    found = []
-    for i, (mesh, some) in enumerate(given):
-        try:
-            module = laid_out(p.module, mesh, some[:n], some[n:])
-            message = p.errors(compiled(module, verify=verify and i % 4 == 0))
-        except Exception as e:
-            message = f"raises {type(e).__name__}: {e}"
-        if message:
-            found.append(f"{mesh}: {', '.join(f'[{l}]' for l in some)}: {message}")
-    return found
-
-
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_one_device_and_all_ranks_are_torch(case: Case):
-    for element in elements(case):
-        p = case.problem(element)
-        module = p.module.clone()
-        if p.wrt:
-            apply(module, "distributed-autodiff")
-        wrong = p.errors(module)
-        assert not wrong, f"{element}, one device: {wrong}"
-        wrong = errors(p, tried(case, element), verify=element == case.elements[0])
-        assert not wrong, f"{element}: {len(wrong)} layouts are wrong, such as\n" + "\n".join(
-            wrong[:3]
-        )
-
-
-ODD_MESH = mesh_of("m", "a = 4, b = 3")
-PIECES = [(Axis("a", 1, 2), Axis("a", 2, 2), Axis("b")), (Axis("a"), Axis("b"))]
-LOCAL_FIRST = (*PIPELINE[:2], "lower-to-spmd", "distributed-autodiff", "simplify-communication")
-
-
-def odd_layout(draw: random.Random, shape: Shape) -> Layout:
-    """Sub-axes and axes in any order over the dimensions, half of them with sizes that are
-    explicit."""
-    pieces = [*draw.choice(PIECES)]
-    draw.shuffle(pieces)
-    places = [draw.randint(0, len(shape)) for _ in pieces]
-    dims = [tuple(p for p, at in zip(pieces, places, strict=True) if at == d)
-            for d in range(len(shape))]  # fmt: skip
-    for d, axes in enumerate(dims):
-        if axes and draw.random() < 0.5:
-            cuts = sorted(draw.randint(0, shape[d]) for _ in range(ODD_MESH.extent(axes) - 1))
-            ends = zip([0, *cuts], [*cuts, shape[d]], strict=True)
-            dims[d] = SizedAxes(axes, tuple(b - a for a, b in ends))
-    return Layout("m", tuple(dims))
+@pytest.mark.parametrize("op", OPS, ids=lambda op: op.name)
+def test_one_device_and_all_ranks_are_torch(op: type[TensorOp]):
+    holds(LAWS.of_values(op))
 
 
 @pytest.mark.parametrize("op", OPS, ids=lambda op: op.name)
 def test_sub_axes_and_explicit_sizes(op: type[TensorOp]):
     """Twelve ranks, many of them with nothing; differentiated before it is lowered or after."""
-    draw = random.Random(op.name)
-    mine = [c for c in CASES if c.op is op]
-    wrong = []
-    for passes in draw.sample([PIPELINE, LOCAL_FIRST] * 2, extent(1, 4)):
-        case = draw.choice(mine)
-        p = case.problem(case.elements[0])
-        block = function(p.module, "f").body.block
-        assert block.last_op is not None
-        given = [odd_layout(draw, shape_of(v)) for v in block.args]
-        results = [
-            odd_layout(draw, shape_of(v)) if draw.random() < 0.5 or not given else None
-            for v in block.last_op.operands
-        ]
-        message = p.errors(compiled(laid_out(p.module, ODD_MESH, given, results), passes))
-        if message:
-            wrong.append(f"{case} {[*map(str, (*given, *results))]}: {message}")
-    assert not wrong, "\n".join(wrong)
+    holds(LAWS.of_odd_layouts(op))
 
 
 @pytest.mark.parametrize(
     "op",
-    [op for op in OPS if any(c.op is op and c.operands for c in CASES)],
+    [op for op in OPS if any(c.operands for c in LAWS.cases_of(op))],
     ids=lambda op: op.name,
 )
 def test_partial_operands(op: type[TensorOp]):
     """Partial values pass through what is linear in them, and are reduced before what is not."""
-    for case, given in partials(op):
-        p = case.problem(case.elements[0])
-        wrong = errors(p, [(MESH, some) for some in given])
-        assert not wrong, f"{case}: {len(wrong)} layouts are wrong, such as\n" + "\n".join(
-            wrong[:3]
-        )
+    holds(LAWS.of_partial_operands(op))
 
 
 def test_results_have_the_partial_layouts_that_are_annotated():
     """Whether an op is placed or decomposed."""
-    draw, wrong, (_, b) = random.Random(0), [], MESH.names
-    for op in OPS:
-        case = next(c for c in CASES if c.op is op)
-        ins, outs = signature(str(case), case.elements[0])
-        given = [draw.choice([l for l in layouts(len(s)) if b not in l.used]) for s in ins]
-        results = [with_partial(len(s), (b,), "max", draw) for s in outs]
-        p = program_of(str(case), case.elements[0])
-        module = compiled(laid_out(p, MESH, given, results), PIPELINE[:2], verify=False)
-        end = function(module, "f").body.block.last_op
-        assert end is not None
-        found = [dist.layout_of(v) for v in end.operands]
-        if found != results:
-            wrong.append(f"{case}: {', '.join(map(str, found))}")
-    assert not wrong, "\n".join(wrong)
+    holds(LAWS.of_partial_results(OPS))
 
 
 LINEAR = {
@@ -237,7 +124,7 @@ def shrinking() -> list[Case]:
     for case in CASES:
         if "f32" not in case.elements or not case.gradient or len(case.wrt("f32")) != 1:
             continue
-        (f,) = [f for f in case.problem("f32").module.body.ops if isinstance(f, FuncOp)]
+        (f,) = [f for f in problem_of(case, "f32").module.body.ops if isinstance(f, FuncOp)]
         op = f.body.block.first_op
         if isinstance(op, TensorOp) and op.factors().linear and len(op.results) == 1:
             size = (prod(unsharded_type(v).get_shape()) for v in (*op.operands[:1], *op.results))

@@ -4,6 +4,7 @@ from itertools import combinations
 
 import pytest
 from op_cases import CASES, Case
+from support.harness import problem_of
 from xdsl.ir import Operation
 
 from shardir.diagnostics import ParseErrors, ShardirError
@@ -33,7 +34,7 @@ def factors(op: Operation) -> str:
 @pytest.mark.parametrize("case", with_several_properties(), ids=str)
 def test_properties_are_told_apart_by_name(case: Case) -> None:
     """The factors follow the values that two properties exchange."""
-    module = case.problem(case.elements[0]).module
+    module = problem_of(case, case.elements[0]).module
     op = next(op for op in module.walk() if isinstance(op, case.op))
     names, values = list(op.properties), list(op.properties.values())
     a, b = next(

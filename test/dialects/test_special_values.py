@@ -21,11 +21,11 @@ from support.harness import (
     layout,
     numbers,
     posed,
+    problem_of,
     program,
     tensors,
     torch_gradient,
 )
-from support.random_layouts import random_layout
 from support.special_values import (
     EXTREME,
     FINITE,
@@ -46,6 +46,7 @@ from shardir.dialects.nn.movement import IntsPerDimAttr
 from shardir.dialects.nn.properties import dims_attr, float_attr, int_attr
 from shardir.dialects.text import word
 from shardir.interpret import run
+from shardir.testing.random_layouts import random_layout
 
 NAN, INF = np.nan, np.inf
 X = np.array([
@@ -194,7 +195,7 @@ def test_extreme_values_of_each_op(case: Case) -> None:
     gradients overflow, underflow and round as torch's."""
     for seed in range(extent(1, 20)):
         rng, draw = np.random.default_rng([seed, len(str(case))]), random.Random(seed)
-        given = case.problem("f64").arguments[: len(case.operands)]
+        given = problem_of(case, "f64").arguments[: len(case.operands)]
         arrays = [with_special(rng, x, 0.3, EXTREME) for x in given]
         wrt = case.wrt("f64")
         p = posed(program(case.args("f64"), case.body("f64"), wrt), wrt, arrays, rng)

@@ -1,61 +1,19 @@
-"""A case of the laws of ops: one op on operands of some shapes. Helpers make elementwise ones."""
+"""Cases of the laws of ops (`shardir.testing.Case`), in families."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Sequence
 
-from support.harness import ELEMENTS, FLOATS, INTEGERS, Arg, Problem, problem
-from xdsl.ir import Attribute, SSAValue
+from xdsl.ir import Attribute
 
 from shardir.algebra.layout import Shape
-from shardir.dialects import dist, nn
-from shardir.dialects.builder import OpBuilder
-from shardir.dialects.nn.base import Props, TensorOp
+from shardir.dialects import nn
+from shardir.dialects.nn.base import TensorOp
 from shardir.dialects.nn.properties import dims_attr, float_attr, int_attr
+from shardir.testing.cases import Case
+from shardir.testing.programs import FLOATS, INTEGERS
 
 ALL = (*FLOATS, *INTEGERS, "i1")
 NUMBERS = (*FLOATS, *INTEGERS)
 EVEN, ODD, ROW, COLUMN, SCALAR = (4, 8), (5, 3), (8,), (4, 1), ()
-
-
-@dataclass(frozen=True)
-class Case:
-    """One op on operands of these shapes. An operand is a shape, or (element type, shape) where
-    the type is not the case's own; `kinds` are those of `harness.numbers`."""
-
-    name: str
-    op: type[TensorOp]
-    operands: tuple[Any, ...]
-    elements: tuple[str, ...] = FLOATS
-    props: Props = field(default_factory=dict)
-    result: Shape | None = None
-    result_element: str = ""
-    kinds: tuple[str, ...] = ()
-    gradient: bool = True
-
-    def __str__(self) -> str:
-        return f"{self.op.name.split('.')[1]}-{self.name}"
-
-    def args(self, element: str) -> list[Arg]:
-        return [Arg(*o) if o and isinstance(o[0], str) else Arg(element, o) for o in self.operands]
-
-    def wrt(self, element: str) -> tuple[int, ...]:
-        if not self.gradient or element not in FLOATS:
-            return ()
-        return tuple(i for i, a in enumerate(self.args(element)) if a.element in FLOATS)
-
-    def body(self, element: str) -> Callable[..., Sequence[SSAValue]]:
-        def build(b: OpBuilder, *operands: SSAValue) -> Sequence[SSAValue]:
-            result = None
-            if self.result is not None:
-                result = dist.tensor(ELEMENTS[self.result_element or element], self.result)
-            return list(b.op(self.op, *operands, props=dict(self.props), result=result).results)
-
-        return build
-
-    def problem(self, element: str) -> Problem:
-        args = self.args(element)
-        return problem(args, self.body(element), self.wrt(element), self.kinds, len(str(self)))
 
 
 # ---- elementwise ops ----

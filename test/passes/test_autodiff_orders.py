@@ -10,9 +10,10 @@ from support.harness import (
     function,
     parts,
 )
-from support.random_layouts import random_form
 from support.random_programs import random_problem
 from xdsl.ir import Operation
+
+from shardir.testing.random_layouts import random_form
 
 ORDERS = {
     "before the layouts": (
@@ -47,7 +48,7 @@ def test_differentiation_at_other_positions(order: str):
     """It can be run before and after propagation, and in the local view."""
     for seed in range(1000, 1000 + extent(1, 60)):
         p = random_problem(seed)
-        module, mesh = random_form(p, seed)
+        module, mesh = random_form(p.module, seed)
         compiled(module, (*ORDERS[order], "lower-to-spmd"))
         assert not p.errors(module, 100), f"seed {seed} on {mesh}"
 
@@ -60,7 +61,7 @@ def test_collectives_of_the_local_view_stay():
 
     seen: set[str] = set()
     for seed in range(1000, 1000 + extent(8, 20)):
-        module, _ = random_form(random_problem(seed), seed)
+        module, _ = random_form(random_problem(seed).module, seed)
         compiled(module, ORDERS["last"][:-1])
         before = shown(list(function(module, "f").body.block.ops)[:-1])
         apply(module, "distributed-autodiff")

@@ -13,7 +13,6 @@ from support.harness import (
     program,
 )
 from support.pass_inputs import SEEDS, every_value, forms
-from support.random_layouts import random_form
 from support.random_programs import random_problem
 from xdsl.ir import Operation
 
@@ -21,11 +20,12 @@ from shardir.algebra.notation import parse_strategy
 from shardir.diagnostics import Failure
 from shardir.dialects import dist, nn
 from shardir.dialects.dist import layout_of
+from shardir.testing.random_layouts import random_form
 
 
 def test_annotated_layouts_stay():
     for seed in SEEDS:
-        module, mesh = random_form(random_problem(seed), seed)
+        module, mesh = random_form(random_problem(seed).module, seed)
         annotated = [layout_of(v) for v in every_value(module)]
         compiled(module, ("propagate-strategies",))
         for before, after in zip(annotated, every_value(module), strict=True):

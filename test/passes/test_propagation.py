@@ -18,7 +18,6 @@ from support.harness import (
     layouts,
     parts,
 )
-from support.random_layouts import random_form, random_layout
 from support.random_programs import random_problem
 from xdsl.dialects.builtin import ModuleOp, TensorType
 from xdsl.dialects.func import FuncOp
@@ -38,6 +37,7 @@ from shardir.rewriting.functions import update_signature
 from shardir.rewriting.rewriter import erase
 from shardir.syntax.parser import parse
 from shardir.syntax.verify import verify_all
+from shardir.testing.random_layouts import random_form, random_layout
 from shardir.tools import bench
 
 communication = bench.load("bytes")
@@ -66,7 +66,7 @@ def every(module: ModuleOp) -> list[SSAValue]:
 
 @pytest.mark.parametrize("seed", sampled(range(3000, 3030), 4))
 def test_propagated_layouts_are_valid_and_as_annotated(seed: int):
-    module, mesh = random_form(random_problem(seed), seed)
+    module, mesh = random_form(random_problem(seed).module, seed)
     annotated = {v: dist.sharding_of(v) for v in every(module)}
     apply(module, "propagate-strategies")
     assert not verify_all(module)
@@ -110,7 +110,7 @@ def test_a_strategy_of_ones_reaches_its_operands(seed: int):
 def test_no_axis_passes_a_barrier(seed: int):
     """Before and after a barrier layouts are those of a program in which the ops after it begin
     with an argument without annotation."""
-    module, mesh = random_form(random_problem(seed), seed)
+    module, mesh = random_form(random_problem(seed).module, seed)
     for op in list(function(module, "f").body.block.ops):
         if isinstance(op, dist.ShardingGroupOp | dist.PropagationBarrierOp):
             erase(op) if isinstance(op, dist.ShardingGroupOp) else cut(op, op.value)
@@ -152,7 +152,7 @@ def cut(op: dist.PropagationBarrierOp, value: SSAValue) -> None:
 @pytest.mark.parametrize("seed", sampled(range(3200, 3208), 2))
 def test_searched_layouts_are_valid_and_right(seed: int):
     p = random_problem(seed, 6)
-    module, _ = random_form(p, seed)
+    module, _ = random_form(p.module, seed)
     apply(module, "distributed-autodiff")
     members: dict[int, list[SSAValue]] = {}
     for op in list(function(module, p.name).body.block.ops):

@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 from support.extent import extent
 from support.harness import ELEMENTS, PIPELINE, Array, Problem, apply, compiled, function
 from support.op_laws import OPS
-from support.random_layouts import random_form
 from support.random_programs import Writer, random_problem, usable
 from support.special_values import FINITE, UNDEFINED, WITHOUT_NAN, with_special
 from xdsl.dialects.builtin import ModuleOp
@@ -26,6 +25,7 @@ from shardir.diagnostics import ShardirError
 from shardir.dialects import train
 from shardir.interpret import run
 from shardir.interpret.values import round_to_element
+from shardir.testing.random_layouts import random_form
 
 PARTS = extent(1, 4)
 COUNT = int(os.environ.get("PROGRAMS", extent(8, 4000))) // PARTS
@@ -51,7 +51,7 @@ def test_random_programs(part: int):
         note(str(p.module))
         single = apply(p.module.clone(), "distributed-autodiff")
         assert not p.errors(single, FACTOR), "one device"
-        module, mesh = random_form(p, seed)
+        module, mesh = random_form(p.module, seed)
         note(str(module))
         for name in PIPELINE:
             assert not p.errors(apply(module, name), FACTOR), f"on {mesh}, after {name}"
@@ -81,7 +81,7 @@ def test_special_values_in_random_programs(part: int):
         p = replace(p, arguments=[*special, *p.arguments[given:]])
         single = apply(p.module.clone(), "distributed-autodiff")
         p = replace(p, wanted=run(single, p.name, p.arguments))
-        module, mesh = random_form(p, seed)
+        module, mesh = random_form(p.module, seed)
         assert not p.errors(compiled(module), FACTOR), f"seed {seed} on {mesh}"
 
 
@@ -120,7 +120,7 @@ def test_random_programs_in_half_precision(element: str):
         single = apply(module.clone(), "distributed-autodiff")
         samples = [run(single, p.name, [near(x, rng) for x in given]) for _ in range(3)]
         samples.append(run(single, p.name, given))
-        form, mesh = random_form(replace(p, module=module), seed)
+        form, mesh = random_form(module, seed)
         found = run(compiled(form), p.name, given)
         for i, (x, y) in enumerate(zip(found, exact, strict=True)):
             others = [s[i] for s in samples]

@@ -1,10 +1,11 @@
 """The package of docs/examples/extension, installed beside shardir, and the names of packages."""
 
+import ast
 import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -17,8 +18,9 @@ from support.extent import long_form
 from torch.nn.functional import silu
 
 import shardir
-from shardir.dialects.installed import REGISTRY, installed
+from shardir.dialects.installed import installed
 from shardir.extend import Extension, ShardirError
+from shardir.testing import check_extension
 
 PACKAGE = Path(__file__).parents[2] / "docs" / "examples" / "extension"
 PROGRAM = PACKAGE / "program.ir"
@@ -82,22 +84,40 @@ def test_xdsl_opt_knows_it(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def registry() -> Iterator[None]:
-    """The registry, as it was before."""
-    before = vars(installed()).copy()
-    tables = {kind: dict(table) for kind, table in REGISTRY.tables.items()}
-    extensions, owner = [*REGISTRY.extensions], dict(REGISTRY._owner)
-    yield
-    vars(REGISTRY).update(before, tables=tables, extensions=extensions, _owner=owner)
-    REGISTRY.version += 1
-
-
-@pytest.fixture
 def acme(registry: None, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.syspath_prepend(str(PACKAGE))
     acme = import_module("acme")
     shardir.register(acme.EXTENSION)
     return acme
+
+
+def test_its_own_tests_hold(acme: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With `shardir.testing`: the laws of its op and of its pass."""
+    monkeypatch.syspath_prepend(str(PACKAGE / "tests"))
+    tests = vars(import_module("test_acme"))
+    found = [test for name, test in tests.items() if name.startswith("test_")]
+    assert len(found) == 3
+    for test in found:
+        test()
+
+
+def test_it_uses_public_names_alone() -> None:
+    for path in PACKAGE.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Attribute):
+                assert not node.attr.startswith("_"), f"{path}:{node.lineno}"
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("shardir."):
+                module = import_module(str(node.module))
+                names = [alias.name for alias in node.names]
+                assert {*names} <= {*module.__all__}, f"{path}:{node.lineno}"
+
+
+def test_an_op_without_cases_is_named(acme: Any) -> None:
+    check = r"acme.swish: expected cases, got none; give them to Extension\(cases=...\)"
+    with pytest.raises(AssertionError, match=check):
+        check_extension(replace(acme.EXTENSION, cases=None))
+    with pytest.raises(ShardirError, match="acne; did you mean acme"):
+        check_extension("acne")
 
 
 def test_ranks_train_as_torch_does(acme: Any, tmp_path: Path) -> None:
@@ -183,8 +203,11 @@ def test_the_package_is_built_and_used_without_this_tree(tmp_path: Path) -> None
     own = python.parents[1] / "lib"
     use = f"import sys; sys.path += {paths!r}\nimport shardir"
     use += f"\nassert {str(own)!r} in shardir.__file__"
+    tests = f"sys.path.append({str(PACKAGE / 'tests')!r})\nimport test_acme"
+    tests += "\nfor name in dir(test_acme):\n    if name.startswith('test_'):"
+    tests += "\n        getattr(test_acme, name)()"
     done = subprocess.run(
-        [python, "-c", f"{use}\n{USE}"], cwd=tmp_path, capture_output=True, text=True, check=False,
-        timeout=100,
+        [python, "-c", f"{use}\n{USE}\n{tests}"], cwd=tmp_path, capture_output=True, text=True,
+        check=False, timeout=100,
     )  # fmt: skip
     assert (done.returncode, done.stderr) == (0, "")

@@ -3,20 +3,14 @@
 from itertools import product
 
 from op_cases import CASES, Case
-from support import op_layouts
 from support.harness import MESH
-from support.op_layouts import (
-    BY_NAME,
-    WIDE_MESH,
-    by_kin,
-    groups_of_types,
-    kin,
-    signature,
-    splits_of,
-)
+from support.op_laws import LAWS
 
 from shardir.algebra.factors import try_op_sharding
 from shardir.algebra.layout import Layout
+from shardir.testing.op_layouts import WIDE_MESH, splits_of
+
+TRIED = LAWS.layouts
 
 
 def of_kin(cases: list[str], mesh: object) -> list[tuple[str, tuple[Layout | None, ...]]]:
@@ -24,8 +18,8 @@ def of_kin(cases: list[str], mesh: object) -> list[tuple[str, tuple[Layout | Non
     return [
         (case, some)
         for case in cases
-        for element in BY_NAME[case].elements
-        for m, some in by_kin()[case, element]
+        for element in TRIED.by_name[case].elements
+        for m, some in TRIED.by_kin[case, element]
         if m is mesh
     ]
 
@@ -33,8 +27,8 @@ def of_kin(cases: list[str], mesh: object) -> list[tuple[str, tuple[Layout | Non
 def test_layouts_of_kin():
     """Over 2x2 each dimension of each value is split over each number of axes, and results have no
     layout in some row."""
-    for key, cases in kin().items():
-        ins, outs = (list(map(len, v)) for v in signature(cases[0], BY_NAME[cases[0]].elements[0]))
+    for key, cases in TRIED.kin.items():
+        ins, outs = (list(map(len, v)) for v in TRIED.first_signature(cases[0]))
         found = of_kin(cases, MESH)
         for k, rank in enumerate([*ins, *outs]):
             layouts = {some[k] for _, some in found}
@@ -50,9 +44,9 @@ def test_each_factor_of_each_case_is_split_where_it_is_computed():
 
 
 def is_split(case: Case) -> bool:
-    f = op_layouts.factors(str(case), case.elements[0])
+    f = TRIED.factors(str(case), case.elements[0])
     found: set[str] = set()
-    for row in op_layouts.aligned(str(case), case.elements[0]):
+    for row in TRIED.aligned(str(case), case.elements[0]):
         chosen = f.axes_of(row, WIDE_MESH)
         placed = try_op_sharding(f, chosen, WIDE_MESH)
         if placed is None or placed.operands != row[: len(f.operands)]:
@@ -68,6 +62,6 @@ def is_split(case: Case) -> bool:
 
 def test_each_element_type_has_a_layout():
     """Of each op; or of some elementwise one, through which all types pass alike."""
-    groups = groups_of_types()
+    groups = TRIED.groups_of_types
     wanted = {(groups[str(c)], e) for c in CASES for e in c.elements}
-    assert {(groups[case], e) for (case, e), found in by_kin().items() if found} == wanted
+    assert {(groups[case], e) for (case, e), found in TRIED.by_kin.items() if found} == wanted

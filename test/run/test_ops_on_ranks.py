@@ -28,6 +28,7 @@ from support.harness import (
     laid_out,
     layouts,
     problem,
+    problem_of,
 )
 from support.reference import shape_of
 from xdsl.dialects.builtin import ModuleOp, TensorType
@@ -90,7 +91,7 @@ def jobs() -> list[Job]:
                 [e for e in case.elements if DEVICE == "cpu" or not _cpu(case, e)]
             )
             name = f"case_{len(out)}_{case.op.name.split('.')[1]}_{element}"
-            out.append(job(name, case.problem(element), draw))
+            out.append(job(name, problem_of(case, element), draw))
     return out
 
 

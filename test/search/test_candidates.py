@@ -8,7 +8,6 @@ import pytest
 from op_cases import CASES
 from support.extent import extent
 from support.harness import MESH, Arg, apply, function, laid_out, layouts, program
-from support.op_layouts import is_elementwise
 from xdsl.ir import SSAValue
 
 from shardir.algebra.layout import Layout
@@ -20,6 +19,7 @@ from shardir.dialects.dist import StrategyAttr, with_layout
 from shardir.dialects.nn.base import TensorOp, decomposes, is_in_parts
 from shardir.dialects.nn.types import itemsize, unsharded_type
 from shardir.search.graph.candidates import CandidateSource
+from shardir.testing.op_layouts import is_elementwise
 
 TWO, FOUR = (Mesh("m", (("d", n),)) for n in (2, 4))
 

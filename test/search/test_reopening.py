@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from support.extent import extent
 from support.harness import apply
-from support.random_layouts import random_layout
 from xdsl.dialects.builtin import ModuleOp, TensorType
 from xdsl.dialects.func import FuncOp, ReturnOp
 from xdsl.ir import Operation, SSAValue
@@ -30,6 +29,7 @@ from shardir.search.problem.solver import solve
 from shardir.search.propagations.mixture_costs import MixtureCosts
 from shardir.search.propagations.reopening import Price, reopened
 from shardir.syntax.parser import parse
+from shardir.testing.random_layouts import random_layout
 from shardir.tools import bench
 
 communication = bench.load("bytes")

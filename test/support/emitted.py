@@ -1,21 +1,9 @@
 """Emitted programs in this process: no collectives, a rank after the other."""
 # ruff: noqa: E501 (texts of programs)
 
-from functools import cache
-from types import CodeType
-from typing import Any
+from shardir.testing.emission import MESH, TYPES, code_of, functions_of, mesh_op, tensor
 
-import numpy as np
-import torch
-from xdsl.dialects.builtin import StringAttr
-
-from shardir.algebra.mesh import Mesh
-from shardir.backend.torch.shardir_runtime.run.program_module import with_this_runtime
-from shardir.dialects import dist
-
-TYPES = {"f32": torch.float32, "f64": torch.float64, "bf16": torch.bfloat16, "f16": torch.float16,
-         "i32": torch.int32, "i64": torch.int64, "i1": torch.bool}  # fmt: skip
-MESH = Mesh("m", (("dp", 2), ("tp", 2)))
+__all__ = ["MESH", "STEP", "TYPES", "body_of", "code_of", "functions_of", "mesh_op", "tensor"]
 
 STEP = """
 dist.mesh @m <dp = 2>
@@ -36,30 +24,6 @@ func.func @step(
   func.return %loss, %new : tensor<f32, #dist.local<@m, []>>, tensor<3x3xf32, #dist.local<@m, [{}, {}]>>
 }
 """  # fmt: skip
-
-
-@cache
-def code_of(text: str) -> CodeType:
-    """The compiled program. Programs of ranks are often equal."""
-    return compile(with_this_runtime(text.encode()), "<program>", "exec")
-
-
-def functions_of(text: str) -> dict[str, Any]:
-    """The functions of a program, without running its main."""
-    space: dict[str, Any] = {"__name__": "program"}
-    exec(code_of(text), space)
-    return space
-
-
-def tensor(array: Any, element: str) -> torch.Tensor:
-    return torch.tensor(np.array(array)).to(TYPES[element])
-
-
-def mesh_op(mesh: Mesh) -> dist.MeshOp:
-    """The declaration of a mesh."""
-    return dist.MeshOp.create(
-        properties={"sym_name": StringAttr(mesh.name), "axes": dist.MeshAttr(mesh.axes)}
-    )
 
 
 def body_of(text: str, name: str = "step") -> str:

@@ -30,7 +30,7 @@ LAYERS = {
     "frontends": 10, "editor": 10,
     "api": 11, "universe": 11, "extend": 11,
     "__init__": 12,
-    "tools": 13,
+    "testing": 13, "tools": 13,
 }  # fmt: skip
 """A package imports from lower layers and from itself; docs/contribute/layers.md has what is
 in each."""

@@ -9,13 +9,13 @@ from xdsl.ir import SSAValue
 
 from shardir.algebra.mesh import Mesh
 from shardir.analysis.functions import values
+from shardir.testing.random_layouts import random_form
 from support.extent import extent
 from support.harness import (
     PIPELINE,
     Problem,
     compiled,
 )
-from support.random_layouts import random_form
 from support.random_programs import random_problem
 
 SEEDS = range(200, 200 + extent(4, 25))
@@ -30,7 +30,7 @@ def upto(name: str) -> tuple[str, ...]:
 def made(seed: int, before: str) -> tuple[ModuleOp, Mesh, Problem]:
     """Return a random program as it reaches a pass. Callers clone it before they change it."""
     p = random_problem(seed)
-    module, mesh = random_form(p, seed)
+    module, mesh = random_form(p.module, seed)
     return compiled(module, upto(before), verify=False), mesh, p
 
 

@@ -1,24 +1,28 @@
 """The independent answer: torch on one device, for each op beside its samples in op_cases."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from xdsl.dialects import builtin
-from xdsl.dialects.func import FuncOp, ReturnOp
+from xdsl.dialects.builtin import ModuleOp
+from xdsl.dialects.func import FuncOp
 from xdsl.ir import SSAValue
 
-from shardir.algebra.layout import Shape
 from shardir.dialects.nn.base import Array
 from shardir.dialects.nn.types import unsharded_type
+from shardir.testing.answers import Reference, results_of, to_torch, torch_answer
+from shardir.testing.programs import shape_of
 
-Reference = Callable[..., Any]
-
-
-def to_torch(array: Array) -> torch.Tensor:
-    """The array in double precision."""
-    return torch.tensor(array.astype(np.float64) if array.dtype.kind == "f" else array)
+__all__ = [
+    "Reference",
+    "by_autograd",
+    "dtype_of",
+    "shape_of",
+    "to_torch",
+    "torch_forward",
+    "torch_gradient",
+]
 
 
 def by_autograd(f: Reference, inputs: Sequence[torch.Tensor], dy: torch.Tensor) -> Any:
@@ -36,19 +40,18 @@ def dtype_of(v: SSAValue) -> torch.dtype:
     return torch.float64
 
 
-def shape_of(v: SSAValue) -> Shape:
-    return unsharded_type(v).get_shape()
-
-
 def torch_forward(f: FuncOp, arguments: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """The results of a plain function, by torch, op by op in double precision."""
     from op_cases import REFERENCES  # which need what is above
 
-    env: dict[SSAValue, torch.Tensor] = dict(zip(f.body.block.args, arguments, strict=True))
-    for op in f.body.block.ops:
-        inputs = [env[v] for v in op.operands]
-        if isinstance(op, ReturnOp):
-            return inputs
-        out = REFERENCES[type(op)](op, *inputs)
-        env.update(zip(op.results, out if isinstance(out, tuple) else (out,), strict=True))
-    raise AssertionError("a function returns")
+    return results_of(f, arguments, REFERENCES)
+
+
+def torch_gradient(
+    module: ModuleOp, arguments: Sequence[Array], wrt: Sequence[int], cotangents: Sequence[Array]
+) -> list[Array]:
+    """Return torch's results of @f and its gradients with respect to `wrt`. `cotangents` are those
+    of the float results, except of scalars, whose cotangent is 1."""
+    from op_cases import REFERENCES
+
+    return torch_answer(REFERENCES)(module, arguments, wrt, cotangents)

@@ -37,6 +37,12 @@ def _torch():
     return {SwishOp: "{x} * torch.sigmoid({beta} * {x})"}
 
 
+def _cases():
+    from acme.samples import SAMPLES
+
+    return SAMPLES
+
+
 EXTENSION = Extension(
     name="acme",
     dialects={"acme": _dialect},
@@ -50,4 +56,5 @@ EXTENSION = Extension(
         "acme2d": "ddp * megatron",
         "rows": lambda axes: {"inputs": f"[{{{axes}}}]", "*": f"[{{{axes}}}]"},
     },
+    cases=_cases,
 )

@@ -7,8 +7,7 @@ from xdsl.dialects.builtin import FloatAttr, f64
 from xdsl.ir import Dialect, SSAValue
 from xdsl.irdl import prop_def
 
-from shardir.dialects import nn
-from shardir.extend import STRATEGY, Array, Device, FloatUnary, OpBuilder, op_definition
+from shardir.extend import STRATEGY, Array, Device, FloatUnary, OpBuilder, nn, op_definition
 
 
 @op_definition

@@ -3,8 +3,7 @@
 from dataclasses import dataclass
 
 from acme.ops import SwishOp
-from shardir.dialects import nn
-from shardir.extend import Function, GlobalPass, Rewriter, erase, float_attr
+from shardir.extend import Function, GlobalPass, Rewriter, erase, float_attr, nn
 
 
 @dataclass(frozen=True)
@@ -20,7 +19,9 @@ class FuseSwish(GlobalPass):
         for op in f.ops:
             if isinstance(op, nn.MulOp) and (gate := sigmoid_of(op)) is not None:
                 rewriter = f.rewriter().before(op)
-                new = rewriter.op(SwishOp, gate.x, props={"beta": float_attr(1.0)})
+                # of the same type: in a program with some annotations `op` would place it
+                beta = {"beta": float_attr(1.0)}
+                new = rewriter.create(SwishOp, [gate.x], [op.out.type], beta)
                 Rewriter.replace(op, new.results)
                 if gate.out.first_use is None:
                     erase(gate)

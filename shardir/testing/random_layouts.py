@@ -17,8 +17,7 @@ from shardir.dialects import dist
 from shardir.dialects.nn.base import TensorOp
 from shardir.dialects.text import word
 from shardir.rewriting.functions import update_signature
-from support.harness import ELEMENTS, Problem, function, laid_out
-from support.reference import shape_of
+from shardir.testing.programs import ELEMENTS, function, laid_out, shape_of
 
 MESHES = [
     mesh_of("m", t)
@@ -74,16 +73,17 @@ def random_strategy(draw: random.Random, mesh: Mesh, op: TensorOp) -> Strategy |
     return Strategy(None, operands)
 
 
-def random_form(p: Problem, seed: int) -> tuple[ModuleOp, Mesh]:
-    """Return the program with a mesh, and layouts and strategies on some values and ops."""
+def random_form(program: ModuleOp, seed: int) -> tuple[ModuleOp, Mesh]:
+    """Return a copy of a program @f with a random mesh, and layouts, strategies and other
+    annotations on some of its values and ops."""
     draw = random.Random(seed)
     mesh = draw.choice(MESHES)
-    block = function(p.module, "f").body.block
+    block = function(program, "f").body.block
     given = [
         random_layout(draw, mesh, len(shape_of(v)), is_sum(v)) if draw.random() < 0.6 else None
         for v in block.args
     ]
-    module = laid_out(p.module, mesh, given)
+    module = laid_out(program, mesh, given)
     for op in function(module, "f").body.block.ops:
         if not isinstance(op, TensorOp) or isinstance(op.next_op, ReturnOp):
             continue
