@@ -22,7 +22,7 @@ from xdsl.ir import Dialect
 from xdsl.irdl import IRDLOperation
 
 import shardir
-from shardir import pipelines
+from shardir import pipelines, testing
 from shardir.diagnostics.codes import SECTIONS
 from shardir.dialects import nn, train
 from shardir.dialects.dist.dialect import Dist
@@ -324,6 +324,10 @@ def python_names() -> Iterator[str]:
     """Yield a directive of mkdocstrings for each public name."""
     for name in sorted(shardir.PLACES, key=str.lower):
         yield f"::: {shardir.PLACES[name]}.{name}\n"
+    yield "## shardir.testing\n"
+    yield "For [tests of packages](../contribute/testing-extensions.md) that extend shardir.\n"
+    for name in sorted(testing.__all__, key=str.lower):
+        yield f"::: {getattr(testing, name).__module__}.{name}\n"
 
 
 def aten_ops() -> Iterator[str]:

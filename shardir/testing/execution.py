@@ -21,11 +21,11 @@ from shardir.interpret.values import assemble, split
 from shardir.syntax.files import scratch_folder
 from shardir.syntax.parser import parse
 
-Program = ModuleOp | Compiled | str
+AnyProgram = ModuleOp | Compiled | str
 """A module, a compiled program, or the text of one."""
 
 
-def module_of(program: Program) -> ModuleOp:
+def module_of(program: AnyProgram) -> ModuleOp:
     """Return the module of a program."""
     if isinstance(program, Compiled):
         return program.module
@@ -51,7 +51,7 @@ def public_function(module: ModuleOp, name: str | None) -> FuncOp:
 
 
 def interpret(
-    program: Program, arguments: Sequence[Any] | None = None, function: str | None = None
+    program: AnyProgram, arguments: Sequence[Any] | None = None, function: str | None = None
 ) -> list[Array]:
     """Return the results of a function, evaluated in numpy: of the global view on one device, of
     the local view on all ranks of its mesh, in this process.
@@ -75,7 +75,7 @@ def interpret(
 
 
 def on_ranks(
-    program: Program,
+    program: AnyProgram,
     arguments: Sequence[Any] | None = None,
     function: str | None = None,
     backend: str = "simulated",

@@ -37,7 +37,7 @@ from shardir.testing.op_layouts import (
     ODD_MESH,
     WIDE_MESH,
     CaseLayouts,
-    Tried,
+    TriedLayouts,
     odd_layout,
     with_partial,
 )
@@ -101,7 +101,7 @@ def check_op(
         raise AssertionError("the emitted text needs torch: install it, or give emitted=False")
     is_torch = isinstance(reference, by_torch)
     answer = (torch_answer if is_torch else numpy_answer)({op: reference})
-    laws = Laws(cases, answer, long=long, least=0.0 if is_torch else QUOTIENT_ERROR)
+    laws = OpLaws(cases, answer, long=long, least=0.0 if is_torch else QUOTIENT_ERROR)
     broken = {
         "one device and all ranks": laws.of_values(op),
         "sub-axes and explicit sizes": laws.of_odd_layouts(op),
@@ -141,7 +141,7 @@ def raised(e: Exception) -> str:
     return f"raises {type(e).__name__}: {e}{place}"
 
 
-class Laws:
+class OpLaws:
     """The laws of ops on cases, which share their programs, references and layouts. A law returns
     the errors of an op: none where it holds.
 
@@ -196,7 +196,7 @@ class Laws:
             errors = self.errors(p, self.layouts.tried(case, element), verify)
             yield from (f"{case} in {element} on {e}" for e in errors)
 
-    def errors(self, p: Problem, given: Sequence[Tried], verify: bool = True) -> list[str]:
+    def errors(self, p: Problem, given: Sequence[TriedLayouts], verify: bool = True) -> list[str]:
         """Return the errors with these layouts of the operands, and perhaps of the results. The
         rows of a mesh are functions of one module, one of which is verified if it is to `verify`:
         the verifier takes longer than a pass."""
@@ -356,7 +356,7 @@ class Laws:
             for (op, law), covered in cells if not covered
         ]  # fmt: skip
 
-    def runs(self, op: type[TensorOp]) -> list[tuple[Case, str, Tried]]:
+    def runs(self, op: type[TensorOp]) -> list[tuple[Case, str, TriedLayouts]]:
         """Return all layouts of an op, each with its case and element type."""
         tried = self.layouts.tried
         return [(c, e, t) for c in self.cases_of(op) for e in c.elements for t in tried(c, e)]
@@ -460,7 +460,7 @@ def row_errors(p: Problem, module: ModuleOp, i: int) -> str:
     return p.differences(run(module, name, p.arguments[: len(inputs)]))
 
 
-def emission_errors(p: Problem, tried: Sequence[Tried]) -> str:
+def emission_errors(p: Problem, tried: Sequence[TriedLayouts]) -> str:
     """Return how the text of the op of a problem differs from the interpreter: on one device, in
     each split of its factors, and with gradient and collectives in the last of the layouts that are
     tried; or ""."""
@@ -490,11 +490,11 @@ def emission_errors(p: Problem, tried: Sequence[Tried]) -> str:
 # ---- what covers each law ----
 
 
-def _elements(laws: Laws, op: type[TensorOp]) -> str:
+def _elements(laws: OpLaws, op: type[TensorOp]) -> str:
     return " ".join(dict.fromkeys(e for c in laws.cases_of(op) for e in c.elements))
 
 
-def _gradient(laws: Laws, op: type[TensorOp]) -> str:
+def _gradient(laws: OpLaws, op: type[TensorOp]) -> str:
     """Return the number of cases whose gradients are the reference's; or why there is none."""
     cases = laws.cases_of(op)
     n = sum(bool(c.wrt(e)) for c in cases for e in c.elements)
@@ -521,15 +521,15 @@ def _gradient(laws: Laws, op: type[TensorOp]) -> str:
     return ""
 
 
-def _over(mesh: Mesh) -> Callable[[Laws, type[TensorOp]], str]:
+def _over(mesh: Mesh) -> Callable[[OpLaws, type[TensorOp]], str]:
     return lambda laws, op: counted(sum(m is mesh for _, _, (m, _) in laws.runs(op)), "layout")
 
 
-def _shards(test: Callable[[int, int], bool]) -> Callable[[Laws, type[TensorOp]], str]:
+def _shards(test: Callable[[int, int], bool]) -> Callable[[OpLaws, type[TensorOp]], str]:
     """Return the number of layouts that cut a dimension of n rows over k devices so that `test`
     holds."""
 
-    def cell(laws: Laws, op: type[TensorOp]) -> str:
+    def cell(laws: OpLaws, op: type[TensorOp]) -> str:
         total, scalars = 0, True
         for case, element, (mesh, some) in laws.runs(op):
             ins, outs = laws.layouts.signature(str(case), element)
@@ -556,14 +556,14 @@ def empty(n: int, devices: int) -> bool:
     return -(-n // devices) * (devices - 1) >= n > 0
 
 
-def _partial(laws: Laws, op: type[TensorOp]) -> str:
+def _partial(laws: OpLaws, op: type[TensorOp]) -> str:
     cases = laws.cases_of(op)
     if not any(c.operands for c in cases):
         return "none: no operand" if cases else ""
     return counted(sum(len(some) for _, some in laws.layouts.partials(op)), "layout")
 
 
-def _in_parts(laws: Laws, op: type[TensorOp]) -> str:
+def _in_parts(laws: OpLaws, op: type[TensorOp]) -> str:
     """Return the number of layouts that split what the op needs unsharded."""
     if issubclass(op, Composite):
         return "is its parts"
@@ -576,7 +576,7 @@ def _in_parts(laws: Laws, op: type[TensorOp]) -> str:
     return counted(total, "layout")
 
 
-def _emitted(laws: Laws, op: type[TensorOp]) -> str:
+def _emitted(laws: OpLaws, op: type[TensorOp]) -> str:
     """Its text against the interpreter, on every split of its factors."""
     from shardir.testing.emission import texts
 
@@ -585,7 +585,7 @@ def _emitted(laws: Laws, op: type[TensorOp]) -> str:
 
 EMITTED = "emitted text is the interpreter"
 
-COVERAGE: dict[str, Callable[[Laws, type[TensorOp]], str]] = {
+COVERAGE: dict[str, Callable[[OpLaws, type[TensorOp]], str]] = {
     "one device is the reference": _elements,
     "gradient is the reference's": _gradient,
     "all ranks are one device, 2x2": _over(MESH),

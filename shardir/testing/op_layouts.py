@@ -29,9 +29,9 @@ PAIRS, SAMPLE, WIDE = 121, 60, 24
 """The bounds of the long form (`_each_case`). PAIRS: all layouts of two matrices, together."""
 FEW = 4
 
-Run = tuple[str, str]
+CaseRun = tuple[str, str]
 """A case, by its name, and an element type."""
-Tried = tuple[Mesh, tuple[Layout | None, ...]]
+TriedLayouts = tuple[Mesh, tuple[Layout | None, ...]]
 """A mesh, and layouts of the operands and perhaps of the results (None: not annotated)."""
 
 
@@ -79,7 +79,7 @@ class CaseLayouts:
         """Return the signature of a case in its first element type."""
         return self.signature(case, self.by_name[case].elements[0])
 
-    def tried(self, case: Case, element: str) -> list[Tried]:
+    def tried(self, case: Case, element: str) -> list[TriedLayouts]:
         """Return the layouts of a case: of the operands, and of some results too."""
         return self._each_case(case, element) if self.long else self.by_kin[str(case), element]
 
@@ -93,11 +93,13 @@ class CaseLayouts:
     # ---- the default form: kin share the layouts ----
 
     @cached_property
-    def by_kin(self) -> dict[Run, list[Tried]]:
+    def by_kin(self) -> dict[CaseRun, list[TriedLayouts]]:
         """The layouts of each run. The rows of kin are dealt to their cases and element types in
         turn. Each op gets the aligned ones of its cases, one on each mesh and one with empty
         shards, and each element type of an op, or of the elementwise ones, at least one."""
-        dealt: dict[Run, list[Tried]] = {(str(c), e): [] for c in self.cases for e in c.elements}
+        dealt: dict[CaseRun, list[TriedLayouts]] = {
+            (str(c), e): [] for c in self.cases for e in c.elements
+        }
         for key, cases in self.kin.items():
             draw = random.Random(str(key))
             runs = self._turn(cases, draw)
@@ -157,7 +159,7 @@ class CaseLayouts:
         few = alike if self.long else alike[::FEW]
         return [op for op in self.of_op if op not in alike or op in few]
 
-    def _turn(self, cases: Sequence[str], draw: random.Random) -> Iterator[Run]:
+    def _turn(self, cases: Sequence[str], draw: random.Random) -> Iterator[CaseRun]:
         """Return the runs of these cases without end: first each case with the first of its
         types."""
         others = [(c, e) for c in cases for e in self.by_name[c].elements[1:]]
@@ -256,7 +258,7 @@ class CaseLayouts:
 
     # ---- the long form: each case on its own ----
 
-    def _each_case(self, case: Case, element: str) -> list[Tried]:
+    def _each_case(self, case: Case, element: str) -> list[TriedLayouts]:
         """Return of each element type all layouts of the operands over 2x2, up to the exchange of
         its axes, where there are no more than of two matrices, else a SAMPLE; over 2x3 up to WIDE.
         For a third of them layouts of the results too."""

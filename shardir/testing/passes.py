@@ -15,7 +15,7 @@ from shardir.syntax.parser import parse
 from shardir.syntax.printer import print_module
 from shardir.syntax.source import collect_warnings
 from shardir.testing.cases import Case
-from shardir.testing.execution import Program, module_of
+from shardir.testing.execution import AnyProgram, module_of
 from shardir.testing.programs import defined
 from shardir.testing.random_layouts import random_form
 from shardir.testing.random_programs import random_program
@@ -30,7 +30,7 @@ LOWERING = "propagate-strategies,insert-redistributions,distributed-autodiff,low
 
 def check_pass(
     tested: Pass,
-    programs: Iterable[Program] = (),
+    programs: Iterable[AnyProgram] = (),
     *,
     before: str = "",
     idempotent: bool = True,
@@ -60,7 +60,7 @@ def check_pass(
         AssertionError: a law does not hold; with the least program of which it does not, as text.
     """
     name = tested if isinstance(tested, str) else tested.name
-    laws = _Laws(tested, name, before, idempotent)
+    laws = _PassLaws(tested, name, before, idempotent)
     count, is_changed = 0, False
     for origin, program in _programs(programs, seeds, cases):
         count += 1
@@ -82,7 +82,7 @@ def check_pass(
 
 
 def _programs(
-    programs: Iterable[Program], seeds: Iterable[int], cases: Sequence[Case]
+    programs: Iterable[AnyProgram], seeds: Iterable[int], cases: Sequence[Case]
 ) -> Iterator[tuple[str, ModuleOp]]:
     """Yield programs, with where they come from."""
     for i, program in enumerate(programs):
@@ -96,7 +96,7 @@ def _programs(
         yield f"the random program {seed} with layouts", random_form(program, seed)[0]
 
 
-class _Laws:
+class _PassLaws:
     """The laws of a pass. After `broken`, `is_changed` tells whether the pass changed the
     program."""
 

@@ -13,7 +13,7 @@ from shardir.testing.arrays import differs, numbers
 from shardir.testing.programs import (
     FLOATS,
     Arg,
-    Body,
+    BuildBody,
     defined,
     elements_of,
     function,
@@ -71,7 +71,7 @@ class Problem:
 def problem(
     answer: Answer,
     args: Sequence[Arg],
-    body: Body,
+    body: BuildBody,
     wrt: Sequence[int] = (),
     kinds: Sequence[str] = (),
     seed: int = 0,

@@ -83,10 +83,10 @@ class Arg:
     parameter: str = ""
 
 
-Body = Callable[..., SSAValue | Sequence[SSAValue]]
+BuildBody = Callable[..., SSAValue | Sequence[SSAValue]]
 
 
-def program(args: Sequence[Arg], body: Body, wrt: Sequence[int] | None = None) -> ModuleOp:
+def program(args: Sequence[Arg], body: BuildBody, wrt: Sequence[int] | None = None) -> ModuleOp:
     """Return a module with @f, built by `body(builder, *arguments)`, and a request for its gradient
     @g with respect to the arguments `wrt` (None: no request)."""
     types = [dist.tensor(ELEMENTS[a.element], a.shape) for a in args]

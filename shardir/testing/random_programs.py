@@ -47,7 +47,7 @@ def usable_of(cases: Sequence[Case]) -> Usable:
     return out
 
 
-class Writer:
+class ProgramWriter:
     """Writes one program into a block, and computes its values at the same time.
 
     Args:
@@ -259,7 +259,7 @@ def random_program(seed: int, ops: int | None = None, cases: Sequence[Case] = ()
     usable = usable_of([*NN_CASES, *cases])
     often = tuple({case.op for case in cases})
     for attempt in range(100):
-        w = Writer(seed * 100 + attempt, usable, often)
+        w = ProgramWriter(seed * 100 + attempt, usable, often)
         size = w.draw.randint(5, 20) if ops is None else ops
         while len(w.block.ops) < size:
             w.grow()

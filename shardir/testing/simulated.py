@@ -24,7 +24,7 @@ SECONDS = 60.0
 """The longest wait of a rank for another one, in seconds."""
 
 
-class Work:
+class SimulatedWork:
     """A communication in progress."""
 
     def __init__(self, finish: Callable[[], None] = lambda: None):
@@ -38,7 +38,7 @@ class Work:
         return True
 
 
-class Group:
+class SimulatedGroup:
     """A process group: the ranks in the order of their numbers."""
 
     def __init__(self, world: "World", ranks: Sequence[int]):
@@ -58,10 +58,10 @@ class Group:
         self.barrier.wait(SECONDS)
         return values
 
-    def send(self, tensors: Sequence[Tensor], member: int, tag: int) -> Work:
+    def send(self, tensors: Sequence[Tensor], member: int, tag: int) -> SimulatedWork:
         return self.world.post(tensors[0], self.ranks[member], self)
 
-    def recv(self, tensors: Sequence[Tensor], member: int, tag: int) -> Work:
+    def recv(self, tensors: Sequence[Tensor], member: int, tag: int) -> SimulatedWork:
         return self.world.awaited(tensors[0], self.ranks[member], self)
 
 
@@ -79,7 +79,7 @@ class World:
     def __init__(self, size: int):
         self._local = threading.local()
         self._lock = threading.Condition()
-        self._groups: dict[tuple[int, ...], Group] = {}
+        self._groups: dict[tuple[int, ...], SimulatedGroup] = {}
         self._sent: dict[tuple[int, int, int], list[Tensor]] = defaultdict(list)
         self._read: dict[tuple[int, int, int], int] = defaultdict(int)
         self.is_broken = False
@@ -105,23 +105,23 @@ class World:
                 group.barrier.abort()
             self._lock.notify_all()
 
-    def new_group(self, ranks: Sequence[int], **_: Any) -> Group:
+    def new_group(self, ranks: Sequence[int], **_: Any) -> SimulatedGroup:
         with self._lock:
             key = tuple(sorted(ranks))
-            return self._groups.setdefault(key, Group(self, key))
+            return self._groups.setdefault(key, SimulatedGroup(self, key))
 
     def get_backend(self, group: Any = None) -> str:
         return "simulated"
 
     # ---- messages ----
 
-    def post(self, x: Tensor, to: int, group: Group) -> Work:
+    def post(self, x: Tensor, to: int, group: SimulatedGroup) -> SimulatedWork:
         with self._lock:
             self._sent[self.rank, to, id(group)].append(x.clone())
             self._lock.notify_all()
-        return Work()
+        return SimulatedWork()
 
-    def awaited(self, x: Tensor, sender: int, group: Group) -> Work:
+    def awaited(self, x: Tensor, sender: int, group: SimulatedGroup) -> SimulatedWork:
         key = sender, self.rank, id(group)
         with self._lock:
             number = self._read[key]
@@ -129,45 +129,52 @@ class World:
 
         def finish() -> None:
             with self._lock:
-                there = lambda: self.is_broken or len(self._sent[key]) > number  # noqa: E731
-                if not self._lock.wait_for(there, SECONDS) or self.is_broken:
+                sent = self._sent[key]
+                is_there = self._lock.wait_for(
+                    lambda: self.is_broken or len(sent) > number, SECONDS
+                )
+                if not is_there or self.is_broken:
                     raise threading.BrokenBarrierError
-                x.copy_(self._sent[key][number].view_as(x))
+                x.copy_(sent[number].view_as(x))
 
-        return Work(finish)
+        return SimulatedWork(finish)
 
-    def isend(self, x: Tensor, to: int, group: Group) -> Work:
+    def isend(self, x: Tensor, to: int, group: SimulatedGroup) -> SimulatedWork:
         return self.post(x, to, group)
 
-    def irecv(self, x: Tensor, sender: int, group: Group) -> Work:
+    def irecv(self, x: Tensor, sender: int, group: SimulatedGroup) -> SimulatedWork:
         return self.awaited(x, sender, group)
 
     # ---- collectives ----
 
-    def all_reduce(self, x: Tensor, op: Any, group: Group, async_op: bool = False) -> Work:
+    def all_reduce(
+        self, x: Tensor, op: Any, group: SimulatedGroup, async_op: bool = False
+    ) -> SimulatedWork:
         x.copy_(REDUCTIONS[op](torch.stack(group.shared(x.clone()))))
-        return Work()
+        return SimulatedWork()
 
     def all_to_all_single(
         self, out: Tensor, sent: Tensor, receives: Sequence[int] | None,
-        sends: Sequence[int] | None, group: Group, async_op: bool = False,
-    ) -> Work:  # fmt: skip
+        sends: Sequence[int] | None, group: SimulatedGroup, async_op: bool = False,
+    ) -> SimulatedWork:  # fmt: skip
         count = len(group.ranks)
         parts = sent.clone().split(list(sends) if sends else sent.shape[0] // count or 1)
         received = [parts[group.me] for parts in group.shared(parts) if parts]
         if received:
             torch.cat(received, out=out)
-        return Work()
+        return SimulatedWork()
 
-    def broadcast(self, x: Tensor, src: int, group: Group) -> None:
+    def broadcast(self, x: Tensor, src: int, group: SimulatedGroup) -> None:
         x.copy_(group.shared(x.clone())[group.ranks.index(src)])
 
-    def gather(self, x: Tensor, outs: list[Tensor] | None, dst: int, group: Group) -> None:
+    def gather(self, x: Tensor, outs: list[Tensor] | None, dst: int, group: SimulatedGroup) -> None:
         values = group.shared(x.clone())
         for out, value in zip(outs or (), values, strict=False):
             out.copy_(value)
 
-    def scatter(self, out: Tensor, xs: list[Tensor] | None, src: int, group: Group) -> None:
+    def scatter(
+        self, out: Tensor, xs: list[Tensor] | None, src: int, group: SimulatedGroup
+    ) -> None:
         values = group.shared(None if xs is None else [x.clone() for x in xs])
         out.copy_(values[group.ranks.index(src)][group.me])
 

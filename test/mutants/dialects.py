@@ -173,7 +173,7 @@ MUTANTS = [
         "prod(device.global_shape(self.x)[d] for d in dims)",
         "prod(-(-device.global_shape(self.x)[d] // max(n, 1)) * n "
         "for d, n in enumerate(x.shape) if d in dims)",
-        "test/dialects/test_ops.py::test_one_device_and_all_ranks_are_torch -k reduce-mean",
+        "test/dialects/test_ops.py::test_one_device_and_all_ranks_are_torch -k nn.reduce",
     ),
     Mutant(
         "products of partial sums are not reduced",
@@ -191,7 +191,7 @@ MUTANTS = [
         "Attending.scores",
         "starts = [device.start(x, len(k.shape) - 2) for x in self.operands[:2]]",
         "starts = [0, 0]",
-        "test/dialects/test_ops.py::test_one_device_and_all_ranks_are_torch -k attention-causal",
+        "test/dialects/test_ops.py::test_one_device_and_all_ranks_are_torch -k nn.attention",
     ),
     Mutant(
         "triangles start at row 0",
@@ -236,7 +236,7 @@ MUTANTS = [
         "AttentionOp.decompose",
         "results.append(b.reshape(b.add(top, b.value(LogOp, total)), rows))",
         "results.append(b.reshape(b.value(LogOp, total), rows))",
-        "test/dialects/test_ops.py::test_one_device_and_all_ranks_are_torch -k attention-plain",
+        "test/dialects/test_ops.py::test_one_device_and_all_ranks_are_torch -k nn.attention",
     ),
     Mutant(
         "reshapes have parts",

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from support.extent import extent
 from support.harness import ELEMENTS, PIPELINE, Array, Problem, apply, compiled, function
 from support.op_laws import OPS
-from support.random_programs import Writer, random_problem, usable
+from support.random_programs import ProgramWriter, random_problem, usable
 from support.special_values import FINITE, UNDEFINED, WITHOUT_NAN, with_special
 from xdsl.dialects.builtin import ModuleOp
 from xdsl.ir import Operation
@@ -141,5 +141,5 @@ def test_every_op_is_drawn_from():
 
 def test_every_op_can_occur():
     for op in (op for op in OPS if op in usable()):
-        writer = Writer(0)
+        writer = ProgramWriter(0)
         assert any(writer.grow(op) for _ in range(20)), op.name

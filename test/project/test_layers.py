@@ -44,6 +44,7 @@ LIBRARIES = {
     "build": {"numpy", "xdsl"},
     "frontends": {"jax", "jaxlib", "numpy", "safetensors", "torch", "xdsl"},
     "editor": {"xdsl"},
+    "testing": {"numpy", "torch", "xdsl"},
     "universe": {"xdsl"},
 }
 """The libraries that each package below the backend and the tools may import."""

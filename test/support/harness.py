@@ -28,7 +28,7 @@ from shardir.testing.programs import (
     MESH,
     PIPELINE,
     Arg,
-    Body,
+    BuildBody,
     add_step,
     apply,
     compiled,
@@ -54,7 +54,7 @@ __all__ = [
     "TOLERANCE",
     "Arg",
     "Array",
-    "Body",
+    "BuildBody",
     "Problem",
     "add_step",
     "apply",
@@ -127,7 +127,7 @@ def traffic(module: ModuleOp, name: str, mesh: Mesh) -> tuple[int, float]:
 
 def problem(
     args: Sequence[Arg],
-    body: Body,
+    body: BuildBody,
     wrt: Sequence[int] = (),
     kinds: Sequence[str] = (),
     seed: int = 0,

@@ -7,7 +7,7 @@ from op_cases import CASES
 
 from shardir.dialects import nn, train
 from shardir.dialects.nn.base import TensorOp
-from shardir.testing.op_laws import COVERAGE, Laws
+from shardir.testing.op_laws import COVERAGE, OpLaws
 from support.extent import LONG
 from support.reference import torch_gradient
 
@@ -17,7 +17,7 @@ OPS: list[type[TensorOp]] = [
 ]  # fmt: skip
 """The ops on tensors that can be alone in a function."""
 
-LAWS = Laws(CASES, torch_gradient, LONG)
+LAWS = OpLaws(CASES, torch_gradient, LONG)
 
 
 def main() -> int:

@@ -33,7 +33,7 @@ def usable() -> Usable:
     return usable_of(CASES)
 
 
-class Writer(random_programs.Writer):
+class ProgramWriter(random_programs.ProgramWriter):
     """Writes one program, with values and gradients of torch."""
 
     def __init__(self, seed: int):
@@ -71,7 +71,7 @@ def slopes(op: Operation, inputs: Sequence[Array]) -> list[Array]:
 def random_problem(seed: int, ops: int | None = None) -> Problem:
     """Return the program of a seed: with about `ops` ops, or five to twenty."""
     for attempt in range(100):
-        w = Writer(seed * 100 + attempt)
+        w = ProgramWriter(seed * 100 + attempt)
         size = w.draw.randint(5, 20) if ops is None else ops
         while len(w.block.ops) < size:
             w.grow()
@@ -81,7 +81,7 @@ def random_problem(seed: int, ops: int | None = None) -> Problem:
     raise AssertionError(f"no smooth program of seed {seed}")
 
 
-def finished(w: Writer) -> Problem | None:
+def finished(w: ProgramWriter) -> Problem | None:
     """Return the program that is written; None if it is not smooth."""
     found = w.finish()
     if found is None:

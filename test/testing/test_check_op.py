@@ -30,7 +30,7 @@ from shardir.extend import (
     register,
 )
 from shardir.testing import Case, by_torch, check_op
-from shardir.testing.op_laws import Laws
+from shardir.testing.op_laws import OpLaws
 
 TEXT = "torch.sinh({scale} * {x})"
 
@@ -223,18 +223,18 @@ def test_a_wrong_text_in_torch_is_found(texts: Any) -> None:
 
 def test_what_cases_do_not_vary_is_named() -> None:
     one = Case("one", RightOp, ((4, 6),), ("f64",), {"scale": float_attr(1.0)})
-    laws = Laws([one], lambda *_: [])
+    laws = OpLaws([one], lambda *_: [])
     assert laws.not_varied(RightOp) == [
         "wrong.nothing: the operand x has the shape [4, 6] in every case; add one with another "
         "shape",
         "wrong.nothing: every case has the attribute scale = 1.000000e+00 : f64; add one with "
         "another value",
     ]
-    flat = Laws([Case("flat", TotalOp, ((4, 1),), ("f64",))], lambda *_: [])
+    flat = OpLaws([Case("flat", TotalOp, ((4, 1),), ("f64",))], lambda *_: [])
     assert flat.not_varied(TotalOp)[-1] == (
         "wrong.total: the factor j has the size 1 in every case; add a larger one"
     )
-    full = Laws([Case("full", TotalOp, ((12, 12),), ("f64",))], lambda *_: [])
+    full = OpLaws([Case("full", TotalOp, ((12, 12),), ("f64",))], lambda *_: [])
     assert [m.partition(":")[2][:46] for m in full.missing([TotalOp], emitted=False)] == [
         " nothing covers the law that uneven shards: ad",
         " nothing covers the law that empty shards: add",

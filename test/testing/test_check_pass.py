@@ -1,9 +1,11 @@
 """check_pass finds what is wrong in a pass, and the reducer the op that is the cause."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 import pytest
+from xdsl.context import Context
 from xdsl.dialects.builtin import ModuleOp, TensorType
 from xdsl.dialects.func import FuncOp
 
@@ -92,7 +94,7 @@ def test_a_pipeline_of_shardir_breaks_no_law() -> None:
 
 LOWER = "propagate-strategies,insert-redistributions,lower-to-spmd"
 
-WRONG = {
+WRONG: dict[type[GlobalPass], str] = {
     Miscompiled: "functions compute what they did before",
     Untyped: "it gives a valid program",
     Growing: "a second run changes nothing",
@@ -129,7 +131,7 @@ def test_random_programs_are_reduced_to_a_planted_fault() -> None:
     def fails(module: ModuleOp) -> bool:
         """Whether the fault changes what the program computes."""
         before = interpret(module, function="f")
-        Miscompiled().apply(None, module)
+        Miscompiled().apply(Context(), module)
         after = interpret(module, function="f")
         return any(abs(x - y).max(initial=0.0) > 1e-6 for x, y in zip(before, after, strict=True))
 
@@ -151,7 +153,9 @@ def test_the_least_subset_is_found() -> None:
     for wanted in ([], [0], [5], [2, 7], [0, 3, 9], [1, 2, 3, 4]):
         calls = []
 
-        def fails(kept: list[int], wanted: list[int] = wanted, calls: list[int] = calls) -> bool:
+        def fails(
+            kept: Sequence[int], wanted: list[int] = wanted, calls: list[int] = calls
+        ) -> bool:
             calls.append(len(kept))
             return {*wanted} <= {*kept}
 

@@ -1,4 +1,5 @@
 """Values of programs: interpreted, on simulated ranks, and on processes."""
+# ruff: noqa: E501 (texts of programs)
 
 from pathlib import Path
 
@@ -28,7 +29,7 @@ func.func @f(%x: tensor<5x8xf64, #dist.layout<@m, [{dp}, {}]>>,
   func.return %y, %u, %s, %m : tensor<5x4xf64>, tensor<7x4xf64>, tensor<f64>, tensor<5xi32>
 }
 train.gradient @g of @f wrt <0, 1>
-"""  # noqa: E501
+"""
 
 
 def by_numpy(x: np.ndarray, w: np.ndarray, v: np.ndarray, n: np.ndarray) -> list[np.ndarray]:
