@@ -22,6 +22,7 @@ from support.harness import (
     differs,
     elements_of,
     function,
+    problem_of,
 )
 from support.op_laws import OPS
 from support.runlines import run_tool
@@ -47,7 +48,7 @@ EXAMPLES = Path(__file__).parents[2] / "docs/examples"
 
 def exported(case: Case, element: str, forward: bool) -> tuple[Problem, str, ModuleOp, str]:
     """A case, and its text."""
-    p = case.problem(element)
+    p = problem_of(case, element)
     module = p.module.clone()
     name = "f" if forward else p.name
     if name == "g":
