@@ -10,13 +10,14 @@ STEPS ?= 240
 PROGRAMS ?= 2000
 MODULES ?= 2000
 MUTANTS ?= 2000
+XDSL ?= xdsl
 JOBS ?= 2
 FAULTS ?= 200
 # One more than two cores: a test that waits for ranks leaves its core to another.
 WORKERS ?= 3
 DIGITS := docs/examples/digits.npz
 
-.PHONY: demo site test every-test test-gpu test-all mutants programs modules fuzz faults lint constraints clean
+.PHONY: demo site test every-test test-gpu test-all test-xdsl mutants programs modules fuzz faults lint constraints clean
 
 # torch is named before the project, so that its range does not draw a newer (and larger) build.
 # The tables of the grammar are computed once here, and not by each process that tests.
@@ -58,6 +59,11 @@ test-all:  ## the long forms of the tests: all pairs, all layouts, all types (do
 
 test-gpu: $(VENV)/ready $(DIGITS)  ## test/run on the GPUs of this machine, with a .venv made by TORCH=torch
 	SHARDIR_TEST_DEVICE=cuda NVIDIA_TF32_OVERRIDE=0 OMP_NUM_THREADS=1 $(BIN)/python -m pytest --workers $(JOBS) test/run
+
+test-xdsl: $(VENV)/ready  ## texts, ops and passes with another xDSL: the newest, or XDSL=xdsl==0.72.0
+	rm -rf build/xdsl
+	$(BIN)/pip --quiet --disable-pip-version-check install --no-deps --target build/xdsl "$(XDSL)"
+	PYTHONPATH=build/xdsl OMP_NUM_THREADS=1 $(BIN)/python -m pytest --workers $(WORKERS) test/build test/compat test/dialects test/passes test/pipelines test/syntax test/frontends/test_generic_stablehlo.py
 
 mutants: $(VENV)/ready  ## plant errors, each of which the tests of its package must catch
 	$(BIN)/python test/mutants/run.py --jobs $(JOBS)

@@ -35,7 +35,7 @@ def universe_of(
     dialects: dict[str, Any], passes: dict[str, Any], targets: dict[str, Any],
     frontends: dict[str, Any],
 ) -> Universe:  # fmt: skip
-    """Return a universe; that of xDSL 0.74 has no frontends."""
+    """Return a universe; those of xDSL before 0.75 have no frontends."""
     given: dict[str, Any] = {
         "all_dialects": dialects, "all_passes": passes, "all_targets": targets,
     }  # fmt: skip

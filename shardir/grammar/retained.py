@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 MAX_FILES = 32
-"""The maximum number of files; the oldest ones are removed."""
+"""The maximum number of files; those that were read the longest ago are removed."""
 
 PART = ".part"
 """The suffix of a file while it is written."""
@@ -32,7 +32,10 @@ def retained(key: str, compute: Callable[[], Any]) -> Any:
     except RuntimeError:  # there is no home directory
         return json.loads(json.dumps(compute()))
     try:
-        return json.loads(_content(file))
+        data = json.loads(_content(file))
+        with contextlib.suppress(OSError):  # the folder is read-only
+            os.utime(file)
+        return data
     except (OSError, ValueError):  # no file, or a damaged one
         data = json.dumps(compute(), separators=(",", ":")).encode()
     with contextlib.suppress(OSError):  # the disk is full, or the folder read-only
@@ -80,7 +83,8 @@ def _retain(file: Path, data: bytes) -> None:
 
 
 def _prune(folder: Path) -> None:
-    """Remove the oldest files. Recent partial files stay: another process may be writing them."""
+    """Remove the files that were read the longest ago. Recent partial files stay: another process
+    may be writing them."""
     files = sorted(folder.iterdir(), key=lambda f: f.stat().st_mtime)
     for file in files[:-MAX_FILES]:
         file.unlink(missing_ok=True)

@@ -1,5 +1,6 @@
 """The tables of a grammar are retained in a file, and computed again where it is of no use."""
 
+import os
 import pickle
 import stat
 from collections.abc import Iterator
@@ -120,6 +121,18 @@ def test_few_files_are_retained(computed: list[str], monkeypatch: pytest.MonkeyP
     assert len([*retained.cache_folder().iterdir()]) == 2
     value_of("1 + 2")
     assert len(computed) == 4
+
+
+def test_the_files_in_use_stay(computed: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(retained, "MAX_FILES", 2)
+    for sign in "+-":
+        value_of("1", SUMS.replace('"+"', f'"{sign}"'))
+    for file in retained.cache_folder().iterdir():
+        os.utime(file, (1, 1))
+    value_of("1 + 2")
+    value_of("1", SUMS.replace('"+"', '"*"'))  # removes that of "-"
+    value_of("1 + 2")
+    assert len(computed) == 3
 
 
 @pytest.mark.parametrize("in_the_way", ["file", "full"])

@@ -111,4 +111,22 @@ MUTANTS = [
         "_parser(tuple(sorted(named)[:0]),",
         "test/project/test_extension.py::test_ranks_train_as_torch_does",
     ),
+    Mutant(
+        "an opaque attribute of our dialects keeps its text",
+        "`#dist<layout<...>>` is another attribute than `#dist.layout<...>`.",
+        "shardir/syntax/leaf_reductions.py",
+        "LeafReductions.dialect_attr",
+        'name, body, at = f"{name}.{m[1]}", body[m.end() :], at + m.end()',
+        'name, body, at = f"{name}.", body, at',
+        "test/syntax/test_installed_dialects.py",
+    ),
+    Mutant(
+        "a region of an unknown op sees no outer value",
+        "An op that is not registered is isolated from above.",
+        "shardir/syntax/dominance.py",
+        "check_dominance",
+        "IsolatedFromAbove, value_if_unregistered=False",
+        "IsolatedFromAbove",
+        "test/frontends/test_generic_stablehlo.py",
+    ),
 ]
