@@ -21,9 +21,13 @@ def of_yaml(path: Path) -> Any:
 
 
 def test_the_workflow_runs_what_ci_runs() -> None:
+    """And the tests with the oldest xDSL in range, and with its newest release."""
     jobs = of_yaml(GITHUB / "workflows" / "ci.yml")["jobs"]
     commands = [step["run"] for job in jobs.values() for step in job["steps"] if "run" in step]
-    assert commands == [".ci/run"]
+    assert commands == [".ci/run", 'make test-xdsl XDSL="${{ matrix.xdsl }}"']
+    oldest = next(d for d in PROJECT["dependencies"] if d.startswith("xdsl"))[len("xdsl>=") :]
+    versions = [f"xdsl=={oldest.partition(',')[0]}.0", "xdsl"]
+    assert jobs["xdsl"]["strategy"]["matrix"]["xdsl"] == versions
     assert (ROOT / ".ci" / "run").stat().st_mode & 0o111
 
 
