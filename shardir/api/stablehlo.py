@@ -11,6 +11,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+from xdsl.context import Context
+
 from shardir.algebra.cluster import Cluster
 from shardir.algebra.garbage import no_gc
 from shardir.algebra.mesh import Mesh
@@ -33,6 +35,7 @@ from shardir.frontends.stablehlo.importer import (
 )
 from shardir.frontends.stablehlo.types import is_float
 from shardir.interpret.evaluator import function as function_of
+from shardir.passes.raise_compositions import RaiseCompositions
 from shardir.syntax.files import scratch_folder
 
 if TYPE_CHECKING:
@@ -254,13 +257,13 @@ def from_stablehlo(
 
 
 def import_text(text: str, name: str) -> Any:
-    """Return the module of a text of StableHLO, before all passes; errors have the name of its
+    """Return the module of a text of StableHLO, raised; errors have the name of its
     file. Raises ShardirError."""
     return import_program(read(text, name))
 
 
 def import_program(program: HloProgram) -> Any:
-    """Return the module of a program, before all passes. Raises ShardirError."""
+    """Return the module of a program, raised. Raises ShardirError."""
     start = _start(program, None, None, None, {})
     return _imported(start, program, "main", None, {})
 
@@ -366,4 +369,5 @@ def _imported(
         function = importer.run(name, roles, updates, metrics=metrics, private=is_loss)
     if updates and not is_loss:
         mark_step(function.func)
+    RaiseCompositions().apply(Context(), start.module.module)
     return start.module.module

@@ -210,7 +210,9 @@ class Value:
 
     def to(self, dtype: str) -> "Value":
         """Convert the elements to a dtype, such as `bf16`."""
-        return Value(self.function, self.function.builder.convert(self.ssa, element_type(dtype)))
+        if dtype == self.dtype:
+            return self
+        return self.function.op(nn.ConvertOp, [self], shape=self.shape, dtype=dtype)[0]
 
     def reshape(self, *shape: int) -> "Value":
         """Reshape the value; one size may be -1."""

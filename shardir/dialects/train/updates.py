@@ -230,7 +230,8 @@ def _factor(points: Sequence[Point], done: float) -> float:
 
 @op_definition
 class BiasCorrectionOp(Scalar):
-    """1 - beta^step: the sum of the weights of a running mean that starts at zero"""
+    """1 - beta^step: the sum of the weights of a running mean that starts at zero. The step is i64,
+    or a float, as some programs count"""
 
     name = "train.bias_correction"
     OPERANDS: ClassVar[tuple[TensorType, ...]] = (COUNT,)
@@ -238,6 +239,12 @@ class BiasCorrectionOp(Scalar):
     beta = prop_def(FLOAT)
     out = result_def(TensorType)
     assembly_format = f"$step `beta` $beta {STRATEGY}"
+
+    @classmethod
+    def infer(cls, operands: Types, props: Props) -> list[TensorType]:
+        if tuple(operands) in ((tensor(f32, ()),), (SHARED_SCALAR,)):
+            return list(cls.RESULTS)
+        return super().infer(operands, props)
 
     def evaluate(self, device: Device, *arrays: Array) -> Array:
         return np.asarray(1 - float_of(self, "beta") ** arrays[0].astype(np.float64))

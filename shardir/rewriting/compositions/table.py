@@ -1,0 +1,541 @@
+"""The table of compositions: terms, and the op that computes each.
+
+Gradients have the forms that JAX's differentiation gives them. They read the op of the forward
+part, which is raised when its inner values have no other readers.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from math import inf, pi
+
+from xdsl.dialects.builtin import AnyFloat, UnitAttr, f32, f64, i1, i32, i64
+from xdsl.ir import Attribute, BlockArgument, Operation, SSAValue
+
+from shardir.dialects import nn, train
+from shardir.dialects.nn.activation import GELU_CUBIC, SQRT_2_OVER_PI
+from shardir.dialects.nn.base import TensorOp
+from shardir.dialects.nn.movement import ints_of
+from shardir.dialects.nn.properties import (
+    axis_of,
+    dims_attr,
+    dims_of,
+    float_attr,
+    int_attr,
+    string_attr,
+)
+from shardir.dialects.nn.types import statistic_of, unsharded_type
+from shardir.rewriting.compositions.matching import Match
+from shardir.rewriting.compositions.raising import Builder, CompositionRule, Replacements, TermPlace
+from shardir.rewriting.compositions.terms import (
+    LEAD,
+    PER_ROW,
+    NumberTerm,
+    OpTerm,
+    Term,
+    anything,
+    either,
+    erf,
+    erfc,
+    exp,
+    factor,
+    log,
+    maximum,
+    mean,
+    number,
+    power,
+    sigmoid,
+    sqrt,
+    square,
+    summed,
+    tanh,
+    top,
+    total,
+)
+
+RULES: list[CompositionRule] = []
+
+PRODUCTS = (nn.MulOp, nn.DivOp, nn.NegOp)
+SUMS = (nn.AddOp, nn.SubOp)
+ARITHMETIC = (*PRODUCTS, *SUMS)
+
+
+def raises(
+    root: Term, kinds: Sequence[type[Operation]], also: Sequence[TermPlace] = (),
+    perhaps: Sequence[TermPlace] = (), of_floats: bool = True,
+) -> Callable[[Callable[[Builder, Match], Replacements | None]], None]:  # fmt: skip
+    """Add the rule of a term to the table. The function that follows makes its ops.
+
+    Args:
+        kinds: the ops whose results may be the term's value.
+        also: terms that the program must have too, each with a term or name from which its value
+            is computed.
+        perhaps: terms that it may have.
+        of_floats: whether the term's value is of floats.
+    """
+
+    def add(make: Callable[[Builder, Match], Replacements | None]) -> None:
+        RULES.append(
+            CompositionRule(root, tuple(kinds), make, tuple(also), tuple(perhaps), of_floats)
+        )
+
+    return add
+
+
+def _type(v: SSAValue) -> object:
+    return unsharded_type(v)
+
+
+def _shape(v: SSAValue) -> tuple[int, ...]:
+    return unsharded_type(v).get_shape()
+
+
+x, dy, rest = map(anything, ("x", "dy", "rest"))
+eps = number("eps")
+
+# ---- values that are nothing new ----
+
+
+def same(term: Term, kinds: Sequence[type[Operation]], name: str, *elements: object) -> None:
+    """A term whose value is that of `name`, in these element types."""
+
+    @raises(term, kinds, of_floats=False)
+    def _(b: Builder, m: Match) -> Replacements | None:
+        v = m[name]
+        is_same = _type(v) == _type(m.parts[term]) and unsharded_type(v).element_type in elements
+        return {term: v} if is_same else None
+
+
+condition = anything("condition")
+
+same(maximum(x, -inf), [nn.MaxOp], "x", f32, f64)
+same(
+    OpTerm(nn.SelectOp, (condition, NumberTerm(1.0), NumberTerm(0.0))),
+    [nn.SelectOp],
+    "condition",
+    i1,
+)
+for _zero in ((x, NumberTerm(0.0)), (NumberTerm(0.0), x)):
+    same(OpTerm(nn.AddOp, _zero), [nn.AddOp], "x", i32, i64)
+
+# ---- activations ----
+
+
+def unary(term: Term, kind: type[TensorOp], **props: Attribute) -> None:
+    """`kind` of x; a gradient also of dy."""
+    names = ("x", "dy") if kind.name.endswith("_grad") else ("x",)
+
+    @raises(term, (*ARITHMETIC, nn.MaxOp, nn.ReciprocalOp))
+    def _(b: Builder, m: Match) -> Replacements | None:
+        operands = [m[n] for n in names]
+        if any(_type(v) != _type(m.parts[term]) for v in operands):
+            return None
+        return {term: b.value(kind, *operands, **props)}
+
+
+EXACT = {"exact": UnitAttr()}
+logistic = either(sigmoid(x), 1.0 / (1.0 + exp(-x)))
+bent = tanh(SQRT_2_OVER_PI * (x + GELU_CUBIC * x * x * x))
+half = 0.5 * x * dy * (1.0 - bent)
+through_bent = SQRT_2_OVER_PI * (half + half * bent)
+tail = either(erfc(-(x * 0.5**0.5)), 1.0 - erf(-(x * 0.5**0.5)), 1.0 + erf(x * 0.5**0.5))
+bell = (0.5 / pi) ** 0.5 * exp(-0.5 * square(x))
+
+unary(x * logistic, nn.SiluOp)
+unary(0.5 * x * (1.0 + bent), nn.GeluOp)
+unary(0.5 * x * tail, nn.GeluOp, **EXACT)
+unary(1.0 / (1.0 + exp(-x)), nn.SigmoidOp)
+unary(dy * logistic + x * dy * logistic * (1.0 - logistic), nn.SiluGradOp)
+unary(0.5 * dy * (1.0 + bent) + through_bent + 3.0 * GELU_CUBIC * square(x) * through_bent,
+      nn.GeluGradOp)  # fmt: skip
+unary(0.5 * dy * tail + x * dy * bell, nn.GeluGradOp, **EXACT)
+
+# ---- softmax ----
+
+shifted = x - top(x)
+exps = exp(shifted)
+softmax = exps / total(exps)
+log_softmax = shifted - log(total(exps))
+
+
+def along_row(term: Term, kind: type[TensorOp]) -> None:
+    """`kind` of x, along the one dimension of the rows."""
+
+    @raises(term, ARITHMETIC)
+    def _(b: Builder, m: Match) -> Replacements | None:
+        if len(m.dims) != 1 or _type(m["x"]) != _type(m.parts[term]):
+            return None
+        return {term: b.value(kind, m["x"], axis=int_attr(m.dims[0]))}
+
+
+def along_row_grad(
+    term: Term, kind: type[TensorOp], forward: Term, near: Term, forward_kind: type[TensorOp]
+) -> None:
+    """`kind` of the result of the forward part and of dy. The forward part is made where the
+    program has only parts of it."""
+
+    @raises(term, ARITHMETIC, perhaps=[(forward, near)])
+    def _(b: Builder, m: Match) -> Replacements | None:
+        if len(m.dims) != 1 or any(_type(m[n]) != _type(m.parts[term]) for n in ("x", "dy")):
+            return None
+        axis = int_attr(m.dims[0])
+        y = m.parts.get(forward) or b.value(forward_kind, m["x"], axis=axis)
+        return {term: b.value(kind, y, m["dy"], axis=axis)}
+
+
+along_row(softmax, nn.SoftmaxOp)
+along_row(log_softmax, nn.LogSoftmaxOp)
+along_row_grad(exps * (dy / total(exps) - total(dy * exps / square(total(exps)))),
+               nn.SoftmaxGradOp, softmax, exps, nn.SoftmaxOp)  # fmt: skip
+along_row_grad(dy - exps * total(dy) / total(exps),
+               nn.LogSoftmaxGradOp, log_softmax, shifted, nn.LogSoftmaxOp)  # fmt: skip
+
+# ---- cross entropy ----
+
+labels = anything("labels")
+
+
+def _is_last(op: nn.TakeAlongAxisOp | nn.ScatterAddOp) -> bool:
+    """Whether an op has one index for each row, the last dimension of its result or operand."""
+    wide = op.out if isinstance(op, nn.ScatterAddOp) else op.x
+    rank = len(_shape(wide))
+    return axis_of(op.properties, "axis", rank) == rank - 1 and _shape(op.ids) == (
+        *_shape(wide)[:-1], 1
+    )  # fmt: skip
+
+
+def _is_over_last(op: nn.LogSoftmaxOp | nn.LogSoftmaxGradOp) -> bool:
+    rank = len(_shape(op.out))
+    return axis_of(op.properties, "axis", rank) == rank - 1
+
+
+log_p = OpTerm(nn.LogSoftmaxOp, (x,), _is_over_last)
+taken = OpTerm(nn.TakeAlongAxisOp, (log_p, labels), _is_last)
+placed = OpTerm(nn.ScatterAddOp, (labels, dy), _is_last)
+log_p_grad = OpTerm(nn.LogSoftmaxGradOp, (anything("log_p"), placed), _is_over_last)
+
+
+@raises(taken, [nn.TakeAlongAxisOp])
+def _(b: Builder, m: Match) -> Replacements | None:
+    """The losses, and the logarithms where others read them."""
+    rows = _shape(m["labels"])[:-1]
+    is_read = len([*m.parts[log_p].uses]) > 1
+    flat = b.reshape(m["labels"], rows)
+    results = b.results(
+        nn.CrossEntropyOp, m["x"], flat, **({"log_softmax": UnitAttr()} if is_read else {})
+    )
+    losses = b.reshape(b.value(nn.NegOp, results[0]), (*rows, 1))
+    return {taken: losses, **({log_p: results[1]} if is_read else {})}
+
+
+@raises(log_p_grad, [nn.LogSoftmaxGradOp])
+def _(b: Builder, m: Match) -> Replacements | None:
+    rows = _shape(m["labels"])[:-1]
+    flat, cotangent = (b.reshape(m[n], rows) for n in ("labels", "dy"))
+    cotangent = b.value(nn.NegOp, cotangent)
+    return {log_p_grad: b.value(nn.CrossEntropyGradOp, m["log_p"], flat, cotangent)}
+
+
+# ---- norms ----
+
+weight, bias = map(anything, ("weight", "bias"))
+centred = x - mean(x)
+variance = mean(square(centred)) + eps
+u = dy * weight
+slope = either(total(centred * u) / (sqrt(variance) * variance),
+               total(centred * u / (sqrt(variance) * sqrt(variance))) / sqrt(variance))  # fmt: skip
+normed = centred * weight / sqrt(variance)
+layer_norm = normed + bias
+dweight, dbias = summed(dy * centred / sqrt(variance)), summed(dy)
+
+
+def _norm_props(m: Match, *parameters: str) -> dict[str, Attribute] | None:
+    """The properties of a norm; None unless its parameters have the shape of the rows, which are
+    the trailing dimensions."""
+    shape = _shape(m["x"])
+    n = len(m.dims)
+    if m.dims != tuple(range(len(shape) - n, len(shape))):
+        return None
+    if any(_shape(m[p]) != shape[-n:] for p in parameters):
+        return None
+    return {"eps": float_attr(decimal(m.numbers["eps"], m["x"]))}
+
+
+def decimal(number: float, like: SSAValue) -> float:
+    """Return the shortest decimal number that an element type rounds to this one."""
+    element = unsharded_type(like).element_type
+    assert isinstance(element, AnyFloat)
+    return next(
+        short for digits in range(1, 18)
+        if element.pack([short := float(f"{number:.{digits}g}")]) == element.pack([number])
+    )  # fmt: skip
+
+
+@raises(layer_norm, SUMS)
+def _(b: Builder, m: Match) -> Replacements | None:
+    props = _norm_props(m, "weight", "bias")
+    if props is None or _type(m["x"]) != _type(m.parts[layer_norm]):
+        return None
+    return {layer_norm: b.value(nn.LayerNormOp, m["x"], m["weight"], m["bias"], **props)}
+
+
+def _with_rest(b: Builder, m: Match, dx: SSAValue) -> SSAValue:
+    """Return a cotangent, with that of other uses if there are any."""
+    return b.value(nn.AddOp, m["rest"], dx) if "rest" in m.values else dx
+
+
+def layer_norm_grad(dx: Term) -> None:
+    """The cotangents of a layer norm, alone or added to the cotangent `rest` of another use."""
+    for root in (dx, rest + dx):
+
+        @raises(root, SUMS, [(layer_norm, variance)], [(dweight, dy), (dbias, dy)])
+        def _(b: Builder, m: Match, root: Term = root) -> Replacements | None:
+            props = _norm_props(m, "weight", "bias")
+            lead = tuple(range(len(_shape(m["x"])) - len(m.dims)))
+            if props is None or (LEAD in m.rows and m.rows[LEAD].dims != lead):
+                return None
+            if any(_type(m[n]) != _type(m.parts[root]) for n in ("x", "dy")):
+                return None
+            t = statistic_of(m["x"], len(m.dims))
+            if t.element_type != unsharded_type(m["x"]).element_type:
+                return None
+            x, weight, bias = m["x"], m["weight"], m["bias"]
+            b.before(layer_norm)
+            y, mean, rstd = b.results(
+                nn.LayerNormOp, x, weight, bias, statistics=UnitAttr(), **props
+            )
+            b.before(root, dweight, dbias)
+            grads = b.results(nn.LayerNormGradOp, x, weight, m["dy"], mean, rstd)
+            new = _with_rest(b, m, grads[0])
+            return {root: new, layer_norm: y, dweight: grads[1], dbias: grads[2]}
+
+
+through_mean, through_variance = u / sqrt(variance), -0.5 * centred * slope * PER_ROW
+for through in ((through_mean, through_variance, through_variance),
+                (through_mean, 2.0 * through_variance)):  # fmt: skip
+    cotangent = sum(through[1:], start=through[0])
+    layer_norm_grad(cotangent - mean(cotangent))
+once = through_mean + 2.0 * through_variance  # the variance has a mean of its own
+layer_norm_grad(once - mean(through_mean) - mean(2.0 * through_variance))
+
+power_of_x = mean(square(x)) + eps
+rstd = 1.0 / sqrt(power_of_x)
+hat = x / sqrt(power_of_x)
+rms_norm = hat * weight
+
+
+@raises(rms_norm, PRODUCTS)
+def _(b: Builder, m: Match) -> Replacements | None:
+    props = _norm_props(m, "weight")
+    if props is None or _type(m["x"]) != _type(m.parts[rms_norm]):
+        return None
+    return {rms_norm: b.value(nn.RmsNormOp, m["x"], m["weight"], **props)}
+
+
+def rms_norm_grad(dx: Term) -> None:
+    """(u - hat mean(u hat)) rstd, where u is the cotangent of hat: shorter, by other ops."""
+    for root in (dx, rest + dx):
+
+        @raises(root, SUMS, [(hat, power_of_x), (rstd, power_of_x), (u, dy)])
+        def _(b: Builder, m: Match, root: Term = root) -> Replacements | None:
+            if any(_type(m.of(t)) != _type(m.parts[root]) for t in (hat, u)):
+                return None
+            products = b.value(nn.MulOp, m.of(u), m.of(hat))
+            means = b.reduced(products, "mean", m.dims)
+            rows = b.value(nn.SubOp, m.of(u), b.value(nn.MulOp, m.of(hat), means))
+            new = b.value(nn.MulOp, rows, m.of(rstd))
+            return {root: _with_rest(b, m, new)}
+
+
+through_power = -0.5 * x * total(x * u) * PER_ROW / (sqrt(power_of_x) * power_of_x)
+rms_norm_grad(u / sqrt(power_of_x) + through_power + through_power)
+rms_norm_grad(u / sqrt(power_of_x) + 2.0 * through_power)
+
+# ---- means ----
+
+
+mean_of_row = mean(x)
+
+
+@raises(mean_of_row, PRODUCTS)
+def _(b: Builder, m: Match) -> Replacements | None:
+    shape = _shape(m.parts[mean_of_row])
+    new = b.reduced(m["x"], "mean", m.dims, len(shape) == len(_shape(m["x"])))
+    return {mean_of_row: b.reshape(new, shape)}
+
+
+reduction = OpTerm(nn.ReduceOp, (x,))
+kept = OpTerm(nn.ReshapeOp, (reduction,))
+
+
+@raises(kept, [nn.ReshapeOp], of_floats=False)
+def _(b: Builder, m: Match) -> Replacements | None:
+    """A reduction whose dimensions are put back with size 1."""
+    op, shape = m.parts[reduction].owner, _shape(m["x"])
+    assert isinstance(op, nn.ReduceOp)
+    dims = dims_of(op.properties, "dims", len(shape))
+    if _shape(m.parts[kept]) != tuple(1 if d in dims else n for d, n in enumerate(shape)):
+        return None
+    return {kept: b.reduced(m["x"], op.kind.data, dims)}
+
+
+# ---- products of transposed values ----
+
+y = anything("y")
+permuted = OpTerm(nn.TransposeOp, (x,))
+product = OpTerm(nn.EinsumOp, (x, y))
+transposed_product = OpTerm(nn.TransposeOp, (product,))
+twice = OpTerm(nn.TransposeOp, (permuted,))
+
+
+def _perm(v: SSAValue) -> Sequence[int]:
+    op = v.owner
+    assert isinstance(op, nn.TransposeOp)
+    return dims_of(op.properties, "perm", len(_shape(v)))
+
+
+def _letters(v: SSAValue) -> tuple[str, str, str]:
+    """The letters of an einsum: of both operands, and of the result."""
+    op = v.owner
+    assert isinstance(op, nn.EinsumOp)
+    operands, out = op.equation.data.split("->")
+    left, right = operands.split(",")
+    return left, right, out
+
+
+def _einsum(b: Builder, x: SSAValue, y: SSAValue, left: str, right: str, out: str) -> SSAValue:
+    return b.value(nn.EinsumOp, x, y, equation=string_attr(f"{left},{right}->{out}"))
+
+
+@raises(transposed_product, [nn.TransposeOp], of_floats=False)
+def _(b: Builder, m: Match) -> Replacements | None:
+    left, right, out = _letters(m.parts[product])
+    permuted_out = "".join(out[d] for d in _perm(m.parts[transposed_product]))
+    return {transposed_product: _einsum(b, m["x"], m["y"], left, right, permuted_out)}
+
+
+def _of_transposed(side: int) -> None:
+    operands = (permuted, y) if side == 0 else (y, permuted)
+    term = OpTerm(nn.EinsumOp, operands)
+
+    @raises(term, [nn.EinsumOp], of_floats=False)
+    def _(b: Builder, m: Match) -> Replacements | None:
+        left, right, out = _letters(m.parts[term])
+        perm = _perm(m.parts[permuted])
+        letters = (left, right)[side]
+        before = "".join(letters[perm.index(d)] for d in range(len(perm)))
+        if side == 0:
+            return {term: _einsum(b, m["x"], m["y"], before, right, out)}
+        return {term: _einsum(b, m["y"], m["x"], left, before, out)}
+
+
+_of_transposed(0)
+_of_transposed(1)
+
+
+@raises(twice, [nn.TransposeOp], of_floats=False)
+def _(b: Builder, m: Match) -> Replacements | None:
+    outer, inner = (_perm(m.parts[t]) for t in (twice, permuted))
+    perm = [inner[d] for d in outer]
+    if perm == [*range(len(perm))]:
+        return {twice: m["x"]}
+    return {twice: b.value(nn.TransposeOp, m["x"], perm=dims_attr(*perm))}
+
+
+# ---- parts, one beside the other ----
+
+widened = OpTerm(nn.PadOp, (y,))
+side_by_side = OpTerm(nn.AddOp, (x, widened))
+
+
+@raises(side_by_side, [nn.AddOp], of_floats=False)
+def _(b: Builder, m: Match) -> Replacements | None:
+    """A sum of padded values that do not overlap and fill the sum: a concatenation."""
+    pads = [*_pads(m.parts[side_by_side])]
+    shape = _shape(m.parts[side_by_side])
+    low, high = ([ints_of(p.properties, end, len(shape)) for p in pads] for end in ("low", "high"))
+    axes = {d for ends in (*low, *high) for d, n in enumerate(ends) if n}
+    if len(pads) < 2 or len(axes) != 1 or any(nn.PadOp.filling(p.properties) for p in pads):
+        return None
+    (axis,) = axes
+    pads.sort(key=lambda p: ints_of(p.properties, "low", len(shape))[axis])
+    end = 0
+    for p in pads:
+        if ints_of(p.properties, "low", len(shape))[axis] != end:
+            return None
+        end += _shape(p.x)[axis]
+    if end != shape[axis]:
+        return None
+    return {side_by_side: b.value(nn.ConcatOp, *(p.x for p in pads), axis=int_attr(axis))}
+
+
+def _pads(v: SSAValue) -> Iterator[nn.PadOp]:
+    """Yield the padded values of a sum; nothing for a sum of others."""
+    op = v.owner
+    if isinstance(op, nn.PadOp):
+        yield op
+    elif isinstance(op, nn.AddOp):
+        parts = [[*_pads(side)] for side in op.operands]
+        if all(parts):
+            yield from (p for part in parts for p in part)
+
+
+# ---- optimizers ----
+
+
+def is_state(v: SSAValue) -> bool:
+    return isinstance(v, BlockArgument)
+
+
+def is_scalar(v: SSAValue) -> bool:
+    return not _shape(v)
+
+
+w, g, m1, m2 = (
+    anything("w", is_state),
+    anything("g"),
+    anything("m", is_state),
+    anything("v", is_state),
+)
+rate, count = anything("rate", is_scalar), anything("count", is_scalar)
+new_m = factor("beta1") * m1 + factor("rest1") * g
+new_v = factor("beta2") * m2 + factor("rest2") * square(g)
+unbiased_m = new_m / (1.0 - power(number("base1"), count))
+unbiased_v = new_v / (1.0 - power(number("base2"), count))
+direction = unbiased_m / (sqrt(unbiased_v) + eps)
+
+
+def _are_weights(m: Match, n: dict[str, float]) -> bool:
+    """Whether the weights of both means add up to 1, and are those of the corrections."""
+    return all(
+        n[f"base{i}"] == n[f"beta{i}"] and m.is_close(1 - n[f"beta{i}"], n[f"rest{i}"])
+        for i in (1, 2)
+    )
+
+
+def adam(kind: type[TensorOp], step: Term) -> None:
+    """w, m and v after a step in a direction, whose learning rate is a number or a scalar."""
+    for new_w in (w - factor("lr") * step, w - rate * step):
+
+        @raises(new_w, SUMS)
+        def _(b: Builder, m: Match, new_w: Term = new_w) -> Replacements | None:
+            n = {name: decimal(number, m["w"]) for name, number in m.numbers.items()}
+            if not _are_weights(m, n) or any(_type(m[name]) != _type(m["w"]) for name in "gmv"):
+                return None
+            hyper = {
+                "beta1": n["beta1"], "beta2": n["beta2"], "eps": n["eps"],
+                "weight_decay": n.get("decay", 0.0),
+            }  # fmt: skip
+            props = {k: float_attr(x) for k, x in hyper.items()}
+            steps = m["count"]
+            if not isinstance(unsharded_type(steps).element_type, AnyFloat):
+                steps = b.scalar(steps, i64)
+            corrections = [
+                b.of_scalar(train.BiasCorrectionOp, steps, beta=props[f"beta{i}"]) for i in (1, 2)
+            ]
+            lr = b.number(n["lr"]) if "lr" in n else b.scalar(m["rate"], f64)
+            names = [m[name] for name in "wgmv"]
+            new = b.results(kind, *names, *corrections, lr, **props)
+            return {new_w: new[0], new_m: new[1], new_v: new[2]}
+
+
+adam(train.AdamOp, direction)
+adam(train.AdamWOp, direction + factor("decay") * w)

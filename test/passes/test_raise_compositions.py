@@ -1,0 +1,257 @@
+"""raise-compositions: programs of JAX and their gradients keep their values, with fewer ops; near
+misses of a composition stay as they are."""
+
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
+
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from support.each import check_each
+
+from shardir.api.stablehlo import import_text
+from shardir.dialects.blocks import ops_of
+from shardir.interpret.evaluator import function, run
+
+Case = tuple[str, Callable[..., Any], tuple[Any, ...], set[str]]
+
+
+@pytest.fixture(autouse=True)
+def in_f64() -> Any:
+    with jax.enable_x64(True):
+        yield
+
+
+def draw(*shape: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).normal(size=shape)
+
+
+def layer_norm(x: Any, w: Any, b: Any) -> Any:
+    c = x - x.mean(-1, keepdims=True)
+    return c * lax.rsqrt((c * c).mean(-1, keepdims=True) + 1e-5) * w + b
+
+
+def layer_norm_by_var(x: Any, w: Any, b: Any) -> Any:
+    mean, var = x.mean(-1, keepdims=True), x.var(-1, keepdims=True)
+    return (x - mean) / jnp.sqrt(var + 1e-5) * w + b
+
+
+def layer_norm_by_square(x: Any, w: Any, b: Any) -> Any:
+    c = x - x.mean(-1, keepdims=True)
+    var = jnp.mean(jnp.square(c), -1, keepdims=True)
+    return c * (lax.rsqrt(var + 1e-5) * w) + b
+
+
+def rms_norm(x: Any, w: Any) -> Any:
+    return x * lax.rsqrt(jnp.mean(x * x, -1, keepdims=True) + 1e-6) * w
+
+
+def residual(norm: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda x, *ws: x + norm(jnp.sin(x), *ws) + x * norm(x, *ws)
+
+
+def cross_entropy(x: Any, labels: Any) -> Any:
+    log_p = jax.nn.log_softmax(x)
+    return -jnp.mean(jnp.take_along_axis(log_p, labels[:, None], 1))
+
+
+def adam_step(p: Any, g: Any, m: Any, v: Any, t: Any) -> Any:
+    m, v, t = 0.9 * m + 0.1 * g, 0.95 * v + 0.05 * g**2, t + 1
+    step = (m / (1 - 0.9**t)) / (jnp.sqrt(v / (1 - 0.95**t)) + 1e-8)
+    return p - 1e-2 * step, m, v, t
+
+
+def adamw_step(p: Any, g: Any, m: Any, v: Any, t: Any, lr: Any) -> Any:
+    """As optax writes it: a negative rate, an integer count, a rate that is an argument."""
+    m, v, t = (1 - 0.9) * g + 0.9 * m, (1 - 0.999) * g**2 + 0.999 * v, t + 1
+    step = (m / (1 - 0.9**t)) / (jnp.sqrt(v / (1 - 0.999**t)) + 1e-8) + 0.1 * p
+    return p - lr * step, m, v, t
+
+
+x, w, b, dy = draw(4, 8), draw(8, seed=1), draw(8, seed=2), draw(4, 8, seed=3)
+labels = np.array([0, 7, 3, 3])
+moments = x, dy, draw(4, 8, seed=4), draw(4, 8, seed=5) ** 2
+
+NORM, NORM_GRAD = "nn.layer_norm", "nn.layer_norm_grad"
+FORWARD: list[Case] = [
+    ("softmax", lambda x: jax.nn.softmax(x, 0), (x,), {"nn.softmax"}),
+    ("log_softmax", jax.nn.log_softmax, (x,), {"nn.log_softmax"}),
+    ("gelu", jax.nn.gelu, (x,), {"nn.gelu"}),
+    ("exact gelu", lambda x: jax.nn.gelu(x, approximate=False), (x,), {"nn.gelu"}),
+    ("silu", jax.nn.silu, (x,), {"nn.silu"}),
+    ("sigmoid", jax.nn.sigmoid, (x,), {"nn.sigmoid"}),
+    ("layer norm by var", layer_norm_by_var, (x, w, b), {NORM}),
+    ("rms norm", rms_norm, (x, w), {"nn.rms_norm"}),
+    ("cross entropy", cross_entropy, (x, labels), {"nn.cross_entropy"}),
+    ("adam", adam_step, (*moments, 2.0), {"train.adam"}),
+    ("adamw", adamw_step, (*moments, 3, 0.1), {"train.adamw"}),
+]  # fmt: skip
+
+
+def gradients(f: Callable[..., Any], *args: Any) -> Callable[..., Any]:
+    """The cotangents of the float arguments of `f`, from that of its result, and the result."""
+    of = tuple(i for i, a in enumerate(args) if np.asarray(a).dtype.kind == "f")
+
+    def gradient(dy: Any, *args: Any) -> Any:
+        def of_floats(*floats: Any) -> Any:
+            whole = [*args]
+            for i, v in zip(of, floats, strict=True):
+                whole[i] = v
+            return f(*whole)
+
+        out, pull = jax.vjp(of_floats, *(args[i] for i in of))
+        return out, pull(dy)
+
+    return gradient
+
+
+def with_gradient(name: str, f: Callable[..., Any], args: tuple[Any, ...], kinds: set[str]) -> Case:
+    return (
+        name,
+        gradients(f, *args),
+        (np.asarray(draw(*jax.eval_shape(f, *args).shape)), *args),
+        kinds,
+    )
+
+
+BACKWARD: list[Case] = [
+    with_gradient(name, f, args, {kind, f"{kind}_grad"})
+    for name, f, args, (kind,) in FORWARD[:5]
+] + [
+    with_gradient(name, f, (x, w, b), {NORM, NORM_GRAD})
+    for name, f in (
+        ("layer norm", layer_norm), ("by var", layer_norm_by_var),
+        ("by square", layer_norm_by_square), ("residual", residual(layer_norm)),
+        ("residual by var", residual(layer_norm_by_var)),
+    )
+] + [
+    with_gradient("rms norm gradient", rms_norm, (x, w), {"nn.reduce"}),
+    with_gradient("residual rms norm", residual(rms_norm), (x, w), {"nn.reduce"}),
+    with_gradient("cross entropy gradient", cross_entropy, (x, labels), {"nn.cross_entropy_grad"}),
+]  # fmt: skip
+
+
+def softmax_without_maximum(x: Any) -> Any:
+    e = jnp.exp(x)
+    return e / e.sum(-1, keepdims=True)
+
+
+def softmax_of_axes(x: Any) -> Any:
+    e = jnp.exp(x - x.max(0, keepdims=True))
+    return e / e.sum(1, keepdims=True)
+
+
+def softmax_of_two(x: Any) -> Any:
+    e = jnp.exp(x - x.max(1, keepdims=True))
+    return e / jnp.exp(2 * (x - x.max(1, keepdims=True))).sum(1, keepdims=True)
+
+
+def square_softmax(x: Any) -> Any:
+    """The sum of columns broadcasts over rows: no rows are normalised."""
+    e = jnp.exp(x - x.max(1))
+    return e / e.sum(1)
+
+
+def norm_with_late_eps(x: Any, w: Any, b: Any) -> Any:
+    c = x - x.mean(-1, keepdims=True)
+    return c / (jnp.sqrt((c * c).mean(-1, keepdims=True)) + 1e-5) * w + b
+
+
+def norm_with_ddof(x: Any, w: Any, b: Any) -> Any:
+    mean, var = x.mean(-1, keepdims=True), x.var(-1, keepdims=True, ddof=1)
+    return (x - mean) / jnp.sqrt(var + 1e-5) * w + b
+
+
+def norm_of_columns(x: Any, w: Any, b: Any) -> Any:
+    c = x - x.mean(0, keepdims=True)
+    return c * lax.rsqrt((c * c).mean(0, keepdims=True) + 1e-5) * w + b
+
+
+def norm_of_others(x: Any, w: Any, b: Any) -> Any:
+    c = x - x.mean(-1, keepdims=True)
+    return c * lax.rsqrt((x * x).mean(-1, keepdims=True) + 1e-5) * w + b
+
+
+def rms_of_sum(x: Any, w: Any) -> Any:
+    return x * lax.rsqrt(jnp.sum(x * x, -1, keepdims=True) + 1e-6) * w
+
+
+def gelu_of_others(x: Any) -> Any:
+    return 0.5 * x * (1 + jnp.tanh(0.8 * (x + 0.044715 * x**3)))
+
+
+def silu_of_others(x: Any) -> Any:
+    return x * jax.nn.sigmoid(1.702 * x)
+
+
+def adam_of_others(p: Any, g: Any, m: Any, v: Any, t: Any) -> Any:
+    m, v, t = 0.9 * m + 0.2 * g, 0.95 * v + 0.05 * g**2, t + 1
+    return p - 1e-2 * (m / (1 - 0.9**t)) / (jnp.sqrt(v / (1 - 0.95**t)) + 1e-8), m, v
+
+
+def adam_without_correction(p: Any, g: Any, m: Any, v: Any, t: Any) -> Any:
+    m, v = 0.9 * m + 0.1 * g, 0.95 * v + 0.05 * g**2
+    return p - 1e-2 * (m / (1 - 0.9**t)) / (jnp.sqrt(v) + 1e-8), m, v
+
+
+def wrong_softmax_gradient(dy: Any, x: Any) -> Any:
+    e = jnp.exp(x - x.max(-1, keepdims=True))
+    s = e.sum(-1, keepdims=True)
+    return e * (dy / s - (dy * e / s).sum(-1, keepdims=True))
+
+
+square = draw(6, 6)
+MISSES: list[tuple[Callable[..., Any], tuple[Any, ...]]] = [
+    (softmax_without_maximum, (x,)), (softmax_of_axes, (x,)), (softmax_of_two, (x,)),
+    (square_softmax, (square,)), (norm_with_late_eps, (x, w, b)), (norm_with_ddof, (x, w, b)),
+    (norm_of_columns, (x, w, b)), (norm_of_others, (x, w, b)), (rms_of_sum, (x, w)),
+    (gelu_of_others, (x,)), (adam_of_others, (*moments, 2.0)),
+    (adam_without_correction, (*moments, 2.0)), (wrong_softmax_gradient, (dy, x)),
+    (silu_of_others, (x,)),
+]  # fmt: skip
+
+RAISED = {
+    "nn.softmax", "nn.softmax_grad", "nn.log_softmax", NORM, NORM_GRAD, "nn.rms_norm", "nn.gelu",
+    "nn.silu", "train.adam",
+}  # fmt: skip
+INNER = {"nn.exp", "nn.tanh", "nn.erf", "nn.erfc", "nn.sqrt", "nn.scatter_add"}
+
+
+def check_all(check: Callable[[str, set[str]], object], cases: Sequence[Case]) -> None:
+    """Compare the results of each imported function with JAX's, and check the names of its ops."""
+    functions, every = [f for _, f, *_ in cases], [args for _, _, args, _ in cases]
+    run_all = jax.jit(lambda every: [f(*a) for f, a in zip(functions, every, strict=True)])
+    results = run_all(every)  # one program: JAX compiles it once
+
+    def check_case(i: int) -> None:
+        name, f, args, _ = cases[i]
+        module = import_text(jax.jit(f).lower(*args).as_text(), name)
+        got = run(module, "main", [np.asarray(a) for a in args])
+        for value, expected in zip(got, jax.tree.leaves(results[i]), strict=True):
+            np.testing.assert_allclose(value, expected, rtol=1e-9, atol=1e-9, err_msg=name)
+        check(name, {op.name for op in ops_of(function(module, "main").body.block)})
+
+    check_each(check_case, range(len(cases)))
+
+
+def test_raises_what_jax_makes() -> None:
+    """Nothing of a composition is left, in both parts."""
+    cases = [*FORWARD[5:], *BACKWARD]
+    wanted = {name: kinds for name, _, _, kinds in cases}
+
+    def check(name: str, names: set[str]) -> None:
+        assert wanted[name] <= names and not names & INNER, name
+
+    check_all(check, cases)
+
+
+def test_near_misses_stay() -> None:
+    def check(name: str, names: set[str]) -> None:
+        assert not names & RAISED, name
+
+    check_all(check, [(f.__name__, f, args, set()) for f, args in MISSES])
