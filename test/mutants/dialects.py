@@ -382,4 +382,22 @@ MUTANTS = [
         "if extension is None:",
         "test/project/test_extension.py::test_xdsl_opt_knows_it",
     ),
+    Mutant(
+        "results of varying operands need not vary",
+        "An op on values of each device's own may have a replicated result.",
+        "shardir/dialects/nn/base.py",
+        "layout_mismatch",
+        "if mesh.union(layout.varying, ()) != varying:",
+        "if False:",
+        "test/filecheck/verify/manual.ir",
+    ),
+    Mutant(
+        "a manual computation of other shards",
+        "The types of the function of dist.manual are not those of the shards.",
+        "shardir/dialects/dist/manual.py",
+        "ManualOp.verify_",
+        "if want != have:",
+        "if False:",
+        "test/filecheck/verify/manual.ir",
+    ),
 ]

@@ -227,6 +227,11 @@ def register_custom_op(
     forget_signatures()
 
 
+def is_registered(name: str) -> bool:
+    """Whether functions are registered under a name."""
+    return name in _registered
+
+
 def forget_custom_op(name: str) -> None:
     """Remove the registration of a name."""
     _registered.pop(name, None)

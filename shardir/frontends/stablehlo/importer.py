@@ -9,24 +9,19 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
-from xdsl.dialects.builtin import LocationAttr, SymbolRefAttr, TensorType
+from xdsl.dialects.builtin import LocationAttr, TensorType
 from xdsl.ir import SSAValue
 
-from shardir.algebra.layout import Layout
 from shardir.algebra.mesh import Mesh
-from shardir.algebra.sdy import from_sdy, manual_axes_from_sdy, mesh_from_sdy, shardings_from_sdy
+from shardir.algebra.sdy import from_sdy, mesh_from_sdy, shardings_from_sdy
 from shardir.algebra.sharding import Sharding
-from shardir.algebra.strategy import Strategy
 from shardir.build import Module, Value
-from shardir.build.attributes import element_type
 from shardir.compat.xdsl import set_type
 from shardir.diagnostics import ShardirError
 from shardir.dialects import dist
 from shardir.dialects.blocks import ops_of
-from shardir.dialects.dist import LayoutAttr, MeshAttr, ShardingAttr, StrategyAttr, tensor
-from shardir.dialects.dist.manual import ManualOp
+from shardir.dialects.dist import LayoutAttr, ShardingAttr
 from shardir.dialects.locations import file_location
-from shardir.dialects.text import word
 from shardir.frontends.stablehlo.folding import FoldingBuilder
 from shardir.frontends.stablehlo.form import (
     HloBlock,
@@ -37,9 +32,10 @@ from shardir.frontends.stablehlo.form import (
 )
 from shardir.frontends.stablehlo.manual import ManualBuilder
 from shardir.frontends.stablehlo.ops import TABLE
+from shardir.frontends.stablehlo.ops.custom import CALL, is_custom
+from shardir.frontends.stablehlo.shardy import RULE, SHARDY, copied
 from shardir.frontends.stablehlo.translation import OpTranslation, Refused, ValueFacts
 from shardir.frontends.stablehlo.types import DTYPES
-from shardir.rewriting.functions import update_signature
 from shardir.syntax.source import warn
 
 NO_DEVICES = "<[]>"
@@ -48,7 +44,7 @@ NO_DEVICES = "<[]>"
 MANY_OPS = 20_000
 """The ops of a program with loops from which a warning says why there are so many."""
 
-CONSTRAINT, SHARDING, MANUAL = "sdy.sharding_constraint", "sdy.sharding", "sdy.manual_computation"
+SHARDING = "sdy.sharding"
 TERMINATORS = ("func.return", "stablehlo.return", "sdy.return")
 
 OF_ARGUMENTS = frozenset((
@@ -62,7 +58,7 @@ REASONS: Mapping[str, str] = {
     "stablehlo.rng": "random numbers of XLA's own; use jax.random with threefry keys",
     "stablehlo.fft": "a Fourier transform; write it as products with cosines and sines",
     "stablehlo.complex": "complex numbers; write them as pairs of real ones",
-    "stablehlo.custom_call": "a call of XLA's library",
+    "stablehlo.custom_call": "a call of XLA's library; see shardir.register_custom_op",
 }  # fmt: skip
 """Why an op that has no entry is refused."""
 
@@ -88,7 +84,7 @@ class HloImporter:
     """The mesh of the module, by the name that shardings have."""
     facts: ValueFacts = field(default_factory=ValueFacts)
     refusals: dict[tuple[str, str, str], None] = field(default_factory=dict)
-    _count: int = 0
+    manuals: int = 0
     """The number of manual computations so far."""
 
     def run(
@@ -126,7 +122,7 @@ class HloImporter:
         for i, (value, attributes) in enumerate(zip(results, f.results, strict=True)):
             assert value is not None
             if SHARDING in attributes:
-                value = self._constrained(value, self.sharding(attributes[SHARDING]))
+                value = self.constrained(value, self.sharding(attributes[SHARDING]))
             if i in updates:
                 self.function.update(updates[i], value)
             elif i in metrics:
@@ -134,7 +130,7 @@ class HloImporter:
             else:
                 returned.append(value)
         self.function.returns(*returned, metrics=reported)
-        self._erase_unused()
+        self.erase_unused()
         self._warn_of_loops()
         return self.function
 
@@ -192,16 +188,17 @@ class HloImporter:
     def _check_op(self, op: HloOp, place: str) -> bool:
         """Refuse an op that has no entry, or of types that are not ours. Return whether it has
         one."""
-        is_known = op.name in TABLE or op.name in (CONSTRAINT, MANUAL, *TERMINATORS)
-        if not is_known:
+        is_known = op.name in TABLE or op.name in SHARDY or op.name in TERMINATORS
+        if not is_known or (op.name == CALL and not is_custom(op)):
             target = op.attributes.get("call_target_name")
             name = f"{op.name} @{target}" if target else op.name
             self._refuse(name, place, REASONS.get(op.name, "it has no counterpart"))
             return False
-        if op.name != CONSTRAINT and (key := next(
-            (k for k in op.attributes if k.startswith("sdy.") or k == "mhlo.sharding"), None
-        )) is not None:  # fmt: skip
-            self._refuse(op.name, place, f"the attribute {key} on it; use a sharding constraint")
+        for key in op.attributes:
+            if key == "mhlo.sharding" or (key.startswith("sdy.") and key not in (SHARDING, RULE)):
+                self._refuse(op.name, place, f"the attribute {key} on it")
+        if RULE in op.attributes and op.name != CALL:
+            self._refuse(op.name, place, f"the attribute {RULE} on an op that has factors")
         for value in op.results:
             if value.type.problem:
                 self._refuse(op.name, place, value.type.problem)
@@ -245,25 +242,29 @@ class HloImporter:
             raise ShardirError(f"expected a mesh for the sharding {text}, got none; pass mesh=...")
         return from_sdy(text, self.mesh)
 
-    def _constrained(self, value: Value, sharding: Sharding | None) -> Value:
+    def shardings(self, text: str) -> list[Sharding]:
+        """Return the shardings of several values, of Shardy's text."""
+        if self.mesh is None:
+            raise ShardirError(f"expected a mesh for the shardings {text}, got none; pass mesh=...")
+        return shardings_from_sdy(text, self.mesh)
+
+    def constrained(self, value: Value, sharding: Sharding | None) -> Value:
         """Annotate a value, or, where it has another annotation, a copy of it."""
         if sharding is None:
             return value
+        if isinstance(self.function, ManualBuilder):
+            if sharding.layout.used:
+                raise Refused(f"the sharding [{sharding.layout}] within a manual computation")
+            return value
         self.facts.sources.pop(value.ssa, None)  # users read this value, not what it was made from
         self.facts.origins.pop(value.ssa, None)
-        if dist.sharding_of(value.ssa) is None:
+        annotation = dist.sharding_of(value.ssa)
+        if annotation is None:
             _annotate(value.ssa, sharding)
-            return value
-        if dist.sharding_of(value.ssa) == sharding:
-            return value
-        op = dist.PropagationBarrierOp.create(
-            operands=[value.ssa], result_types=[value.type],
-            properties={"allowed": word(dist.DirectionAttr, "none")},
-            location=self.function.location(),
-        )  # fmt: skip
-        self.function.block.add_op(op)
-        _annotate(op.out, sharding)
-        return Value(self.function, op.out)
+        elif annotation != sharding:
+            value = copied(self, value)
+            _annotate(value.ssa, sharding)
+        return value
 
     # ---- ops ----
 
@@ -299,10 +300,8 @@ class HloImporter:
             return nothing
 
     def _translate(self, op: HloOp, operands: Sequence[Value]) -> Sequence[Value | None]:
-        if op.name == CONSTRAINT:
-            return [self._constrained(operands[0], self.sharding(op.attributes["sharding"]))]
-        if op.name == MANUAL:
-            return self._manual(op, operands)
+        if op.name in SHARDY:
+            return SHARDY[op.name](self, op, *operands)
         entry = TABLE.get(op.name)
         if entry is None or any(r.type.element not in DTYPES for r in op.results):
             return [None for _ in op.results]  # it is refused already
@@ -316,58 +315,22 @@ class HloImporter:
             expected = result.type.shape, DTYPES[result.type.element]
             if (value.shape, value.dtype) != expected:
                 raise AssertionError(f"a result of {result.type} from operands that give {value}")
+        if (text := op.attributes.get(SHARDING)) is not None:
+            shardings = zip(results, self.shardings(text), strict=True)
+            results = [None if v is None else self.constrained(v, s) for v, s in shardings]
         return results
 
-    def _manual(self, op: HloOp, operands: Sequence[Value]) -> Sequence[Value | None]:
-        """Import the body of a manual computation as a function of the local view."""
-        mesh, read = self.mesh, op.attributes
-        if isinstance(self.function, ManualBuilder):
-            raise Refused("a manual computation within another one")
-        if mesh is None:
-            raise Refused("a manual computation without a mesh; pass mesh=...")
-        manual = manual_axes_from_sdy(read["manual_axes"])
-        if free := [a for a, n in mesh.axes if n > 1 and a not in manual]:
-            raise Refused(f"the free axes {', '.join(free)}; use shard_map over all axes")
-        inputs, outputs = (
-            [_layout_of_border(s) for s in shardings_from_sdy(read[f"{side}_shardings"], mesh)]
-            for side in ("in", "out")
-        )
-        (region,) = op.regions
-        self._count += 1
-        name = f"{self.function.name}.manual{self._count}"
-        inner = HloImporter(self.program, self.module, mesh, refusals=self.refusals)
-        body = self.module.function(name, private=True, kind=ManualBuilder)
-        body.on(mesh, inner.facts.bounds)
+    def within(self, body: FoldingBuilder) -> "HloImporter":
+        """Return the importer of a region as a function of its own."""
+        inner = HloImporter(self.program, self.module, self.mesh, refusals=self.refusals)
         inner.function, inner.env = body, {}
-        with body.at(self.function.location()):
-            arguments = [
-                body.shard(a.name or f"arg{i}", v.shape, v.dtype, layout)
-                for i, (a, v, layout) in enumerate(
-                    zip(region.arguments, operands, inputs, strict=True)
-                )
-            ]
-            values = [v for v in inner.translate(region, arguments) if v is not None]
-            if len(values) < len(outputs):
-                raise _Inner
-            body.returns(*map(body.assemble, values, outputs))
-        inner._erase_unused()
-        body.finish()
-        update_signature(body.func)
-        cuts = [tuple(layout.dims for layout in side) for side in (inputs, outputs)]
-        strategy = Strategy(None, cuts[0], cuts[1])
-        call = ManualOp.create(
-            operands=[v.ssa for v in operands],
-            result_types=[
-                tensor(element_type(DTYPES[r.type.element]), r.type.shape) for r in op.results
-            ],
-            properties={
-                "callee": SymbolRefAttr(name), "manual_axes": MeshAttr(mesh.axes),
-                "strategy": StrategyAttr(strategy),
-            },
-            location=self.function.location(),
-        )  # fmt: skip
-        self.function.block.add_op(call)
-        return [Value(self.function, v) for v in call.results]
+        return inner
+
+    @property
+    def device_ids(self) -> list[int] | None:
+        """The device at each place of the mesh; None where these are the same numbers."""
+        text = self.program.meshes.get(self.mesh.name, "") if self.mesh is not None else ""
+        return device_ids_of(text)
 
     def _run_region(self, block: HloBlock, arguments: Sequence[Value]) -> list[Any]:
         results = self.translate(block, arguments)
@@ -380,7 +343,7 @@ class HloImporter:
             raise Refused(f"a call of @{name}, which the module lacks")
         return self.program.functions[name].block
 
-    def _erase_unused(self) -> None:
+    def erase_unused(self) -> None:
         """Erase ops without a use: broadcasts whose sources were read, and comparisons that bounds
         decided."""
         for op in reversed([*self.function.block.ops]):
@@ -401,14 +364,6 @@ def _annotate(value: SSAValue, sharding: Sharding) -> None:
     set_type(value, TensorType(t.element_type, t.get_shape(), attr))
 
 
-def _layout_of_border(sharding: Sharding) -> Layout:
-    """Return the layout of an operand or a result of a manual computation. Raises Refused if it has
-    more than axes: over all axes of a mesh, open dimensions and priorities say nothing."""
-    if sharding.layout.partial:
-        raise Refused(f"the unreduced axes of [{sharding.layout}]; use psum")
-    return sharding.layout
-
-
 def donated_of(f: HloFunction) -> dict[int, int]:
     """Return the result that takes the memory of each donated argument: the one that is named, or
     the first of its type."""
@@ -425,10 +380,26 @@ def donated_of(f: HloFunction) -> dict[int, int]:
 
 
 def meshes_of(program: HloProgram) -> dict[str, Mesh]:
-    """Return the meshes of a program that have devices, by name.
+    """Return the meshes of a program that have devices, by name. Rank r of a mesh with device_ids
+    is its device number r.
 
     Raises:
         ShardirError: a mesh can't be expressed.
     """
-    texts = {n: t.removeprefix("#sdy.mesh") for n, t in program.meshes.items()}
-    return {n: mesh_from_sdy(f"sdy.mesh @{n} = {t}") for n, t in texts.items() if t != NO_DEVICES}
+    meshes: dict[str, Mesh] = {}
+    for name, text in program.meshes.items():
+        if (text := text.removeprefix("#sdy.mesh")) == NO_DEVICES:
+            continue
+        if (ids := device_ids_of(text)) is not None and sorted(ids) == [*range(len(ids))]:
+            text = DEVICE_IDS.sub("", text)
+        meshes[name] = mesh_from_sdy(f"sdy.mesh @{name} = {text}")
+    return meshes
+
+
+DEVICE_IDS = re.compile(r",\s*device_ids\s*=\s*\[([\d,\s]*)\]")
+
+
+def device_ids_of(text: str) -> list[int] | None:
+    """Return the device_ids of the text of a mesh; None without."""
+    m = DEVICE_IDS.search(text)
+    return None if m is None else [int(n) for n in m[1].split(",") if n.strip()]

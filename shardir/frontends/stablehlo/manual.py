@@ -39,14 +39,25 @@ class ManualBuilder(FoldingBuilder):
 
     mesh: Mesh
 
-    def on(self, mesh: Mesh, bounds: dict[SSAValue, IndexBounds | None]) -> "ManualBuilder":
-        """Set the mesh, and the bounds of values, to which the builder adds those of indices of
-        devices; return the builder."""
+    def on(
+        self, mesh: Mesh, bounds: dict[SSAValue, IndexBounds | None],
+        device_ids: Sequence[int] | None = None,
+    ) -> None:  # fmt: skip
+        """Set the mesh.
+
+        Args:
+            bounds: of integers, to which the builder adds those of indices of devices.
+            device_ids: the device at each place of the mesh, where it is not the place.
+        """
         self.mesh, self._bounds = mesh, bounds
+        self.device_ids = [*range(mesh.size)] if device_ids is None else [*device_ids]
         self._rewriter = Rewriter(mesh, self.block)
         self._indices: dict[tuple[Axes, str], Value] = {}
         self._numbers: dict[SSAValue, Array] = {}
-        return self
+
+    def place(self, device: int) -> int:
+        """Return the rank of a device: its place on the mesh. Raises ValueError without one."""
+        return self.device_ids.index(device)
 
     # ---- borders ----
 
@@ -130,6 +141,13 @@ class ManualBuilder(FoldingBuilder):
             self._numbers[number.ssa] = np.array([self.mesh.index(r, axes) for r in ranks])
             self._bounds[number.ssa] = 0, n - 1
         return self._indices[axes, dtype]
+
+    def device_id(self, dtype: str) -> Value:
+        """Return the number of the device, a scalar."""
+        rank = self.index(self.mesh.names, dtype)
+        if self.device_ids == [*range(self.mesh.size)]:
+            return rank
+        return nn.gather(self.constant(self.device_ids, dtype=dtype), rank, axis=0)
 
     def op(self, kind: type[TensorOp], operands: Sequence[Value], *args: Any, **options: Any):
         """Add an op. A scalar integer that follows from the number of the device depends on the

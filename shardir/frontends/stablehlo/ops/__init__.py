@@ -11,6 +11,7 @@ from shardir.frontends.stablehlo.ops import (
     contraction,
     control,
     convolution,
+    custom,
     elementwise,
     indexing,
     reduction,
@@ -22,7 +23,8 @@ from shardir.frontends.stablehlo.translation import HloEntry
 
 TABLE: dict[str, HloEntry] = {}
 for module in (
-    collectives, contraction, control, convolution, elementwise, indexing, reduction, scattering,
-    shape, windows,
+    collectives, contraction, control, convolution, custom, elementwise, indexing, reduction,
+    scattering, shape, windows,
 ):  # fmt: skip
     TABLE |= module.TABLE
+TABLE["sdy.constant"] = TABLE["stablehlo.constant"]

@@ -35,7 +35,9 @@ def _axes(t: OpTranslation, is_ordered: bool = True) -> Axes:
         t.refuse("replica groups of replicas instead of devices; use jax.shard_map")
     if not isinstance(groups, np.ndarray):
         t.refuse(f"replica groups {groups}")
-    rows = [[int(r) for r in row] for row in groups]
+    if (groups < 0).any() or not {*groups.flat} <= {*_body(t).device_ids}:
+        t.refuse("replica groups of different sizes, or of other devices than the mesh's")
+    rows = [[_body(t).place(int(device)) for device in row] for row in groups]
     axes = axes_of_groups(rows if is_ordered else [sorted(r) for r in rows], mesh)
     if axes is None:
         shown = str(rows) if len(str(rows)) < 60 else f"{str(rows)[:60]}..."
@@ -118,8 +120,9 @@ def _all_to_all(t: OpTranslation, *xs: Value) -> Sequence[Value]:
 def _permute(t: OpTranslation, x: Value) -> Value:
     """Along the axes on which senders and receivers differ, if all groups do the same; else over
     all axes."""
-    body, pairs = _body(t), np.asarray(t["source_target_pairs"]).tolist()
+    body = _body(t)
     mesh = body.mesh
+    pairs = [tuple(map(body.place, pair)) for pair in np.asarray(t["source_target_pairs"]).tolist()]
     axes = tuple(
         a for a in mesh.names
         if any(mesh.coordinate(source, a) != mesh.coordinate(target, a) for source, target in pairs)
@@ -132,15 +135,14 @@ def _permute(t: OpTranslation, x: Value) -> Value:
 
 def _broadcast(t: OpTranslation, x: Value) -> Value:
     body, axes = _body(t), _axes(t, is_ordered=False)
-    roots = {body.mesh.index(int(group[0]), axes) for group in t["replica_groups"]}
+    roots = {body.mesh.index(body.place(int(group[0])), axes) for group in t["replica_groups"]}
     if len(roots) > 1:
         t.refuse("a broadcast from devices at different positions of their groups")
     return body.broadcast(x, roots.pop(), axes)
 
 
 def _partition_id(t: OpTranslation) -> Value:
-    body = _body(t)
-    return body.index(body.mesh.names, t.dtype)
+    return _body(t).device_id(t.dtype)
 
 
 def _replica_id(t: OpTranslation) -> Value:
