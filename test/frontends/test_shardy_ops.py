@@ -92,7 +92,7 @@ CALL = """%y = stablehlo.custom_call @test.scaled(%x) {
 
 
 def test_a_registered_call_has_its_rule() -> None:
-    with pytest.raises(ShardirError, match=r"@test.scaled: a call of XLA's library"):
+    with pytest.raises(ShardirError, match=r"@test.scaled .*: a call of XLA"):
         shardir.from_stablehlo(program(CALL))
     shardir.register_custom_op("test.scaled", evaluate=lambda x, by: x * by, torch="m:f")
     try:
