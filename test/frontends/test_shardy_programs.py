@@ -127,7 +127,7 @@ class Partitioned:
         module = Module(mesh=mesh)
         importer = HloImporter(program, module, mesh)
 
-        def of(attributes: Any, rank: int) -> Sharding:
+        def of(attributes: Any, rank: int) -> Sharding | None:
             text = attributes.get(SHARDING)
             return importer.sharding(text) if text else Sharding(replicated(mesh.name, rank))
 
