@@ -353,6 +353,8 @@ MUTANTS = [
         'not op_name(last).endswith(".return")',
         "False",
         "test/frontends/test_generic_stablehlo.py",
+    ),
+    Mutant(
         "an index of a device is not reduced to its axis",
         "The index along one axis of the mesh depends on the whole number of the device.",
         "shardir/frontends/stablehlo/manual.py",
