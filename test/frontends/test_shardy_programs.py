@@ -46,7 +46,6 @@ REFUSED = {
     "stablehlo_convolution_shard_contracting_dim": "expected floats in nn.conv, got i32",
     "stablehlo_convolution_shard_feature_group": "expected floats in nn.conv, got i32",
     "stablehlo_fft": "the element type complex",
-    "stablehlo_select_and_scatter": "a selection in windows",
     "single_device_add": "expected an axis in mesh @single_dev_0",
     "single_device_switch": "expected an axis in mesh @single_dev_1",
 }
