@@ -56,9 +56,9 @@ def differs(
         least: the tolerance of a `wanted` that is less precise than its type.
     """
     if found.shape != wanted.shape:
-        return f"shape {found.shape}, not {wanted.shape}"
+        return f"expected the shape {[*wanted.shape]}, got {[*found.shape]}"
     if element not in FLOATS:
-        return "" if np.array_equal(found, wanted) else f"{found} is not {wanted}"
+        return "" if np.array_equal(found, wanted) else f"expected {wanted}, got {found}"
     finite = np.isfinite(wanted)
     scale = max(1.0, float(np.max(np.abs(wanted), initial=0.0, where=finite)))
     wrong = ~np.isclose(
@@ -67,4 +67,7 @@ def differs(
     if not wrong.any():
         return ""
     at = tuple(int(i) for i in np.argwhere(wrong)[0])
-    return f"at {list(at)}: {found[at]!r} is not {wanted[at]!r} ({wrong.sum()} of {wrong.size})"
+    return (
+        f"at {list(at)}: expected {wanted[at]:.9g}, got {found[at]:.9g} ({wrong.sum()} of "
+        f"{wrong.size} elements differ)"
+    )

@@ -112,7 +112,7 @@ def check_op(
         "emitted text": laws.of_emission(op) if emitted else [],
         "coverage": [*laws.missing([op], emitted), *laws.not_varied(op)],
     }
-    report = [f"{law}: {told(errors)}" for law, errors in broken.items() if errors]
+    report = [f"{law}:{told(errors)}" for law, errors in broken.items() if errors]
     if report:
         raise AssertionError(f"{op.name} breaks laws\n" + "\n".join(report))
 
