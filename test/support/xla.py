@@ -1,7 +1,7 @@
 """Programs of StableHLO run by XLA on 8 CPU devices, in a process of its own: their number is set
 before jax is imported.
 
-    results = xla.run([Request(text, [x, w])])        one process for all requests
+    (answer,) = xla.run([Request(text, [x, w])])      one process for all requests
 """
 
 import pickle
@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -42,36 +43,52 @@ class Answer:
 
 
 SERVER = "import sys; sys.path.insert(0, sys.argv[1]); from support.xla import serve; serve()"
+DEVICES = 8
 
 
-def run(requests: Sequence[Request], devices: int = 8, timeout: float = 300) -> list[Answer]:
-    """Run programs in one process."""
-    command = [sys.executable, "-c", SERVER, str(Path(__file__).parents[1]), str(devices)]
-    process = subprocess.run(
-        command, input=pickle.dumps(list(requests)), capture_output=True, timeout=timeout,
-        check=False,
+def run(requests: Sequence[Request]) -> list[Answer]:
+    """Run programs in the process, which ends with this one."""
+    process = _process()
+    assert process.stdin is not None and process.stdout is not None
+    try:
+        pickle.dump(list(requests), process.stdin)
+        process.stdin.flush()
+        return pickle.load(process.stdout)
+    except (EOFError, BrokenPipeError):
+        _process.cache_clear()
+        raise AssertionError(f"XLA's process ended with code {process.wait()}") from None
+
+
+@cache
+def _process() -> "subprocess.Popen[bytes]":
+    return subprocess.Popen(
+        [sys.executable, "-c", SERVER, str(Path(__file__).parents[1])],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE,
     )  # fmt: skip
-    if process.returncode:
-        raise AssertionError(process.stderr.decode()[-3000:])
-    return pickle.loads(process.stdout)
 
 
 def serve() -> None:
+    """Answer requests until there are no more."""
     import os
 
-    flags = f"--xla_force_host_platform_device_count={sys.argv[2]}"
+    flags = f"--xla_force_host_platform_device_count={DEVICES}"
     os.environ["XLA_FLAGS"] = f"{flags} --xla_backend_optimization_level=0"
     os.environ |= {"JAX_PLATFORMS": "cpu", "JAX_ENABLE_X64": "1", "TF_CPP_MIN_LOG_LEVEL": "3"}
-    requests = pickle.loads(sys.stdin.buffer.read())
     out = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)
-    answers = []
-    for request in requests:
+    os.dup2(2, 1)  # what XLA prints is no answer
+    while True:
         try:
-            answers.append(_answer(request))
-        except Exception as e:
-            answers.append(Answer(error=f"{type(e).__name__}: {e}"))
-    out.write(pickle.dumps(answers))
+            requests = pickle.load(sys.stdin.buffer)
+        except EOFError:
+            return
+        answers = []
+        for request in requests:
+            try:
+                answers.append(_answer(request))
+            except Exception as e:
+                answers.append(Answer(error=f"{type(e).__name__}: {e}"))
+        pickle.dump(answers, out)
+        out.flush()
 
 
 def _answer(request: Request) -> Answer:
