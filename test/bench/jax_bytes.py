@@ -4,12 +4,13 @@ python test/bench/jax_bytes.py              # or the names of programs
 
 The rule is that of rings: of a result of s bytes in a group of n, an all-reduce receives
 2 s (n - 1) / n, an all-gather and an all-to-all s (n - 1) / n, a reduce-scatter s (n - 1), a
-permute s. A collective in a loop counts as often as the loop runs.
+permute s; in whole elements. A collective in a loop counts as often as the loop runs.
 """
 
 import os
 import re
 import sys
+from math import ceil, prod
 from pathlib import Path
 from typing import Any
 
@@ -34,14 +35,15 @@ TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"')
 OF_GROUPS = re.compile(r"replica_groups=(?:\[\d+,(\d+)\]|\{\{([\d,]+)\})")
 
 
-def bytes_of(text: str) -> int:
-    """Return the bytes of all tensors in a text of types."""
+def bytes_of(text: str, n: int, kind: str) -> int:
+    """Return what a device receives in a collective over n devices with results of these types."""
     total = 0
     for element, sizes in re.findall(r"\b([a-z]+\d*)\[([\d,]*)\]", text):
-        count = 1
-        for n in filter(None, sizes.split(",")):
-            count *= int(n)
-        total += SIZES[element] * count
+        count = prod(int(size) for size in sizes.split(",") if size)
+        share = ceil(count * (n - 1) / n)
+        total += SIZES[element] * {
+            "all-reduce": 2 * share, "reduce-scatter": count * (n - 1), "collective-permute": count,
+        }.get(kind, share)  # fmt: skip
     return total
 
 
@@ -81,21 +83,17 @@ def of_xla(f: Any, args: Any, layouts: Any) -> tuple[int, int]:
     shardings = jax.tree.map(spread, layouts, args, is_leaf=is_entry)
     text = jax.jit(f, in_shardings=shardings).lower(*args).compile().as_text() or ""
     runs = runs_of(text)
-    total, count, current = 0.0, 0, ""
+    total, count, current = 0, 0, ""
     for line in text.splitlines():
         if head := HEAD.match(line):
             current = head[2]
         if (found := COLLECTIVE.search(line)) is None:
             continue
-        size, kind, times = bytes_of(found[1]), found[2], runs[current]
-        groups = OF_GROUPS.search(line)
+        times, groups = runs[current], OF_GROUPS.search(line)
         n = 8 if groups is None else int(groups[1] or len(groups[2].split(",")))
-        share = size * (n - 1) / n
-        total += times * {
-            "all-reduce": 2 * share, "reduce-scatter": size * (n - 1), "collective-permute": size,
-        }.get(kind, share)  # fmt: skip
+        total += times * bytes_of(found[1], n, found[2])
         count += times
-    return round(total), count
+    return total, count
 
 
 def of_shardir(f: Any, args: Any, layouts: Any) -> tuple[int, int]:

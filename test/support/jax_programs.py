@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
 Program = tuple[Callable[..., Any], tuple[Any, ...], Any]
@@ -392,6 +393,32 @@ def flash() -> Program:
 
     args = n(4, 8, 8), n(4, 8, 8), n(4, 8, 8)
     return jax.value_and_grad(loss, (0, 1, 2)), args, (P("dp", "tp"),) * 3
+
+
+@program
+def ring() -> Program:
+    """Attention by shard_map: keys and values go around a ring by ppermute, and a psum makes the
+    loss, with gradients."""
+    n = Draw()
+    shift = [(i, (i + 1) % 4) for i in range(4)]
+
+    def local(q: Any, k: Any, v: Any) -> Any:
+        out = jnp.zeros_like(q)
+        high, total = jnp.full_like(q[..., :1], -jnp.inf), jnp.zeros_like(q[..., :1])
+        for _ in range(4):
+            scores = q @ k.swapaxes(1, 2)
+            new = jnp.maximum(high, scores.max(-1, keepdims=True))
+            e, kept = jnp.exp(scores - new), jnp.exp(high - new)
+            out, total, high = out * kept + e @ v, total * kept + e.sum(-1, keepdims=True), new
+            k, v = (lax.ppermute(x, "tp", shift) for x in (k, v))
+        return lax.psum(jnp.sum((out / total) ** 2), ("dp", "tp"))
+
+    axis_types = (AxisType.Auto,) * 2
+    mesh = jax.make_mesh((2, 4), ("dp", "tp"), axis_types=axis_types)
+    specs = (P("dp", "tp"),) * 3
+    loss = jax.shard_map(local, mesh=mesh, in_specs=specs, out_specs=P())
+    args = n(2, 8, 8), n(2, 8, 8), n(2, 8, 8)
+    return jax.value_and_grad(loss, (0, 1, 2)), args, specs
 
 
 @program
