@@ -59,7 +59,7 @@ def find_symbol(module: Operation, kind: type[OpT], name: str) -> OpT | None:
     """Return the first op at the top of a module with a kind and a name; None without one."""
     tables = _tables.get()
     if tables is None:
-        candidates = (op for op in module.regions[0].block.ops if _name(op) == name)
+        candidates = (op for op in _ops(module) if _name(op) == name)
     else:
         if module not in tables:
             tables[module] = _declared(module)
@@ -69,10 +69,15 @@ def find_symbol(module: Operation, kind: type[OpT], name: str) -> OpT | None:
 
 def _declared(module: Operation) -> Declarations:
     table: Declarations = {}
-    for op in module.regions[0].block.ops:
+    for op in _ops(module):
         if (name := _name(op)) is not None:
             table.setdefault(name, []).append(op)
     return table
+
+
+def _ops(module: Operation) -> Iterator[Operation]:
+    """Yield the ops of a module. One that has an error may have several blocks."""
+    return (op for block in module.regions[0].blocks for op in block.ops)
 
 
 def _name(op: Operation) -> str | None:

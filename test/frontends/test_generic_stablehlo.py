@@ -99,6 +99,16 @@ def test_readers_agree_on_programs_of_jax(name: str) -> None:
         assert_equal_readers(generic_text(f, *args))
 
 
+def test_dimensions_of_a_convolution_in_any_order() -> None:
+    def f(x: Any, w: Any) -> Any:
+        order = ("NWHC", "HWIO", "HCNW")
+        return jax.lax.conv_general_dilated(x, w, (1, 1), "SAME", dimension_numbers=order)
+
+    text = generic_text(f, jnp.ones((2, 5, 6, 3)), jnp.ones((3, 3, 3, 4)))
+    assert "conv<[b, 1, 0, f]" in text or "conv<[b, 0, 1, f]x[1, 0, i, o]" in text
+    assert_equal_readers(text)
+
+
 SHARDED = """
 #here = loc("model.py":7:3 to :9)
 "builtin.module"() ({

@@ -197,7 +197,7 @@ class _TextReader:
         if isinstance(op, CallOp | ReturnOp):
             try:
                 check_call(op) if isinstance(op, CallOp) else op.verify_()
-            except VerifyException as error:
+            except (VerifyException, ValueError) as error:  # or a module of several blocks
                 self.report(op, str(error))
         operands = [self.values[v] for v in op.operands]
         results = [HloValue(self.type(r.type)) for r in op.results]
