@@ -141,18 +141,18 @@ def test_shardings_names_and_locations() -> None:
     assert lines == [("model.py", 7, 1), ("model.py", 7, 1), None]
 
 
-BF16, F8 = jnp.bfloat16, jnp.float8_e4m3fn
+I4, BF16, F8 = map(jnp.dtype, (jnp.int4, jnp.bfloat16, jnp.float8_e4m3fn))
 NUMBERS = {
     "i1": np.array([True, False, True]), "i1 of many": np.arange(203).reshape(29, 7) % 3 == 0,
     "i1 splat": np.ones(300, bool), "i8": np.arange(-100, 100, dtype=np.int8),
-    "i4": np.asarray(jnp.array([1, -2], jnp.int4)), "ui8": np.array([0, 255], np.uint8),
+    "i4": np.array([1, -2]).astype(I4), "ui8": np.array([0, 255], np.uint8),
     "ui64": np.array([2**64 - 1, 0], np.uint64), "i64": np.array([-(2**63), 5]),
     "f32": np.array([np.nan, np.inf, -np.inf, -0.0, 1e-45], np.float32),
     "f32 of many": np.linspace(-3, 3, 300, dtype=np.float32), "f64": np.linspace(0, 1, 7),
     "f16": np.linspace(0, 1, 200, dtype=np.float16), "empty": np.zeros((0, 4), np.float32),
-    "bf16": np.asarray(jnp.linspace(-2, 2, 5, dtype=BF16)),
-    "bf16 of many": np.asarray(jnp.linspace(-2, 2, 200, dtype=BF16)),
-    "f8": np.asarray(jnp.array([1.5, -2.5], F8)), "nested": np.arange(12).reshape(2, 3, 2),
+    "bf16": np.linspace(-2, 2, 5).astype(BF16),
+    "bf16 of many": np.linspace(-2, 2, 200).astype(BF16),
+    "f8": np.array([1.5, -2.5]).astype(F8), "nested": np.arange(12).reshape(2, 3, 2),
 }  # fmt: skip
 
 

@@ -53,8 +53,8 @@ def test_results_are_those_of_one_process(tmp_path: Path) -> None:
     found = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-rfE",
          "--rootdir", tmp_path, tmp_path],
-        cwd=tmp_path, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-        capture_output=True, text=True, check=False,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)},
+        cwd=tmp_path, capture_output=True, text=True, check=False,
     )  # fmt: skip
     for name in ("test_one.py", "test_two.py"):
         numbers = (tmp_path / f"{name}.runs").read_text().split()

@@ -1,8 +1,8 @@
 """`pytest --workers N`: the tests in N processes, which are forked once all tests are collected.
 
-So test modules, torch and the compiler are imported once. A worker takes the tests of a file in
-their order, which share what the file computes once; where no file is left, it takes the latter
-half of the tests that another worker has before it.
+So test modules, torch and the compiler are imported once; no import may make an array of JAX.
+A worker takes the tests of a file in their order, which share what the file computes once; where
+no file is left, it takes the latter half of the tests that another worker has before it.
 """
 
 import os
@@ -89,6 +89,12 @@ class Workers:
     def pytest_runtestloop(self, session: pytest.Session) -> bool | None:
         if session.config.option.collectonly or session.testsfailed:
             return None
+        bridge: Any = sys.modules.get("jax._src.xla_bridge")
+        if bridge is not None and bridge.backends_are_initialized():
+            raise pytest.UsageError(
+                "expected no array of JAX before the tests, got one: JAX starts threads for it, "
+                "whose locks forks would hold for ever; make it in a test and not at an import"
+            )
         shares, workers = Shares(session.items), dict[Connection, int]()
         try:
             for number in range(min(self.count, len(session.items))):
