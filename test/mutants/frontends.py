@@ -355,15 +355,6 @@ MUTANTS = [
         "test/frontends/test_generic_stablehlo.py",
     ),
     Mutant(
-        "an index of a device is not reduced to its axis",
-        "The index along one axis of the mesh depends on the whole number of the device.",
-        "shardir/frontends/stablehlo/manual.py",
-        "ManualBuilder.index",
-        "self.mesh.index(r, axes) for r in ranks",
-        "r for r in ranks",
-        "test/frontends/test_shard_map.py -k equals_jax",
-    ),
-    Mutant(
         "groups of any order are axes",
         "Replica groups that are no groups of the mesh are taken for the axes of the first one.",
         "shardir/frontends/stablehlo/ops/collectives.py",
@@ -389,15 +380,6 @@ MUTANTS = [
         "if not pairs or len(positions) * (mesh.size // mesh.extent(axes)) != len(pairs):",
         "if not pairs:",
         "test/frontends/test_shardy_ops.py -k device_ids",
-    ),
-    Mutant(
-        "a reshard is a constraint",
-        "The value before a reshard has its layout too.",
-        "shardir/frontends/stablehlo/shardy.py",
-        "_reshard",
-        "copied(importer, value)",
-        "value",
-        "test/frontends/test_shardy_ops.py -k keeps_values",
     ),
     Mutant(
         "factors that need all of a dimension are split",
