@@ -19,6 +19,8 @@ pytest.importorskip("jaxlib")
 
 from support.stablehlo_data import imported, outcomes, stored, table
 
+import shardir
+from shardir.frontends.stablehlo.complexes import as_parts
 from shardir.interpret.evaluator import run
 
 KINDS = {
@@ -211,6 +213,61 @@ func.func @main(%x: tensor<6xf32>, %y: tensor<6xui16>)
       : tensor<6x4xi8>, tensor<6xf32>, tensor<3xi32>, tensor<6xui16>, tensor<6xui16>
 }
 """
+
+
+TRIANGULAR = """
+func.func @main(%a: tensor<2x4x4xf64>, %b: tensor<2x4x3xf64>, %c: tensor<2x3x4xf64>)
+    -> (tensor<2x4x4xf64>, tensor<2x4x3xf64>, tensor<2x3x4xf64>, tensor<2x3x4xf64>) {
+  %0 = stablehlo.cholesky %a, lower = false : tensor<2x4x4xf64>
+  %1 = "stablehlo.triangular_solve"(%0, %b) <{left_side = true, lower = false,
+      unit_diagonal = false, transpose_a = #stablehlo<transpose TRANSPOSE>}>
+      : (tensor<2x4x4xf64>, tensor<2x4x3xf64>) -> tensor<2x4x3xf64>
+  %2 = "stablehlo.triangular_solve"(%0, %c) <{left_side = false, lower = false,
+      unit_diagonal = false, transpose_a = #stablehlo<transpose NO_TRANSPOSE>}>
+      : (tensor<2x4x4xf64>, tensor<2x3x4xf64>) -> tensor<2x3x4xf64>
+  %3 = "stablehlo.triangular_solve"(%0, %c) <{left_side = false, lower = false,
+      unit_diagonal = true, transpose_a = #stablehlo<transpose TRANSPOSE>}>
+      : (tensor<2x4x4xf64>, tensor<2x3x4xf64>) -> tensor<2x3x4xf64>
+  return %0, %1, %2, %3
+      : tensor<2x4x4xf64>, tensor<2x4x3xf64>, tensor<2x3x4xf64>, tensor<2x3x4xf64>
+}
+"""
+
+
+def test_triangular_systems() -> None:
+    rng = np.random.default_rng(3)
+    a, b, c = (rng.normal(size=s) for s in ((2, 4, 4), (2, 4, 3), (2, 3, 4)))
+    a = a @ a.swapaxes(1, 2) + np.eye(4)
+    lower = np.linalg.cholesky(a)
+    upper = lower.swapaxes(1, 2)
+    unit = np.triu(upper, 1) + np.eye(4)
+    inverse, of_unit = np.linalg.inv(upper), np.linalg.inv(unit.swapaxes(1, 2))
+    expected = upper, np.linalg.solve(lower, b), c @ inverse, c @ of_unit
+    for got, values in zip(values_of(TRIANGULAR, a, b, c), expected, strict=True):
+        np.testing.assert_allclose(got, values, rtol=1e-12, atol=1e-12)
+
+
+def test_functions_of_jax_on_ranks() -> None:
+    """Complex arguments, an expanded function, extremes by segment, and LAPACK, on split arrays."""
+    import jax
+    from jax import numpy as jnp
+    from jax.sharding import PartitionSpec as P
+
+    def f(z: Any, x: Any, ids: Any) -> Any:
+        extremes = jax.ops.segment_max(x, ids, num_segments=3)
+        factor = jnp.linalg.cholesky(x[:2].T @ x[:2] + jnp.eye(3))
+        return jnp.fft.fft(z, axis=0) * jnp.exp(z), jax.scipy.special.digamma(x), extremes, factor
+
+    rng = np.random.default_rng(4)
+    z = jnp.asarray(rng.normal(size=(4, 3)) + 1j * rng.normal(size=(4, 3)))
+    x, ids = jnp.asarray(rng.uniform(0.5, 2, size=(4, 3))), jnp.array([2, 0, 2, 1])
+    layouts = (P("d"), P("d"), P("d"))
+    compiled = shardir.from_jax(f, z, x, ids, in_shardings=layouts, mesh="d = 2")
+    arguments = [as_parts(np.asarray(z)), np.asarray(x), np.asarray(ids)]
+    for got, values in zip(run(compiled.module, "f", arguments), f(z, x, ids), strict=True):
+        values = np.asarray(values)
+        values = as_parts(values) if np.iscomplexobj(values) else values
+        np.testing.assert_allclose(got, values, rtol=3e-5, atol=3e-5)
 
 
 def test_reduces_by_any_computation() -> None:

@@ -202,7 +202,7 @@ def _numbers(attr: Any) -> Any:
     try:
         if attr.is_splat:
             return np.full(shape, attr.get_splat_value().value)
-        return np.array(attr)
+        return np.array(attr).reshape(shape)
     except TypeError:
         return read_numbers(str(attr))
 

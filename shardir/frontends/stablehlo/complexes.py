@@ -331,9 +331,6 @@ def _convert(l: _Lowering, op: HloOp, x: ComplexParts) -> ComplexParts:
     if not is_complex(operand):
         return real, l.constant(0, real)
     if not is_complex(result):
-        if element == "i1":
-            zero = l.constant(0, x[0])
-            real = l.emit("or", *(l.compare(p, "NE", zero) for p in x))
         return real, real
     return real, l.emit("convert", x[1], element=element)
 

@@ -74,6 +74,12 @@ class HloOp:
     location: LocationAttr | None
     """The innermost line of the source; None if it is unknown."""
 
+    @property
+    def key(self) -> str:
+        """The name, with the target of a call of a library."""
+        target = self.attributes.get("call_target_name")
+        return f"{self.name} @{target}" if target else self.name
+
 
 @dataclass(eq=False)
 class HloBlock:

@@ -46,7 +46,6 @@ MANY_OPS = 20_000
 
 SHARDING = "sdy.sharding"
 TERMINATORS = ("func.return", "stablehlo.return", "sdy.return")
-
 OF_ARGUMENTS = frozenset((
     SHARDING, "tf.aliasing_output", "jax.buffer_donor", "jax.result_info", "mhlo.layout_mode",
     "jax.global_constant", "jax.arg_info",
@@ -188,11 +187,9 @@ class HloImporter:
     def _check_op(self, op: HloOp, place: str) -> bool:
         """Refuse an op that has no entry, or of types that are not ours. Return whether it has
         one."""
-        is_known = op.name in TABLE or op.name in SHARDY or op.name in TERMINATORS
-        if not is_known or (op.name == CALL and not is_custom(op)):
-            target = op.attributes.get("call_target_name")
-            name = f"{op.name} @{target}" if target else op.name
-            self._refuse(name, place, REASONS.get(op.name, "it has no counterpart"))
+        is_known = op.key in TABLE or op.name in SHARDY or op.name in TERMINATORS
+        if not is_known and not (op.name == CALL and is_custom(op)):
+            self._refuse(op.key, place, REASONS.get(op.name, "it has no counterpart"))
             return False
         for key in op.attributes:
             if key == "mhlo.sharding" or (key.startswith("sdy.") and key not in (SHARDING, RULE)):
@@ -302,7 +299,7 @@ class HloImporter:
     def _translate(self, op: HloOp, operands: Sequence[Value]) -> Sequence[Value | None]:
         if op.name in SHARDY:
             return SHARDY[op.name](self, op, *operands)
-        entry = TABLE.get(op.name)
+        entry = TABLE.get(op.key) or TABLE.get(op.name)
         if entry is None or any(r.type.element not in DTYPES for r in op.results):
             return [None for _ in op.results]  # it is refused already
         out = entry(

@@ -7,7 +7,7 @@ from shardir.build import Value, nn
 DTYPES: Mapping[str, str] = {
     "f64": "f64", "f32": "f32", "bf16": "bf16", "f16": "f16", "i64": "i64", "i32": "i32",
     "i1": "i1", "i16": "i32", "i8": "i32", "ui16": "i32", "ui8": "i32", "ui32": "i64",
-    "ui64": "i64",
+    "ui64": "i64", "i4": "i32", "ui4": "i32", "i2": "i32", "ui2": "i32",
 }  # fmt: skip
 """Our element type of each of StableHLO. Small and unsigned integers are in a wider type, and wrap
 where an op may leave their range. Those of ui64 have their bits in i64: ops that read them as
@@ -15,20 +15,20 @@ numbers are refused where they may be 2^63 or more."""
 
 RANGES: Mapping[str, tuple[int, int]] = {
     "i16": (-(2**15), 2**16), "i8": (-(2**7), 2**8), "ui16": (0, 2**16), "ui8": (0, 2**8),
-    "ui32": (0, 2**32),
+    "ui32": (0, 2**32), "i4": (-8, 16), "ui4": (0, 16), "i2": (-2, 4), "ui2": (0, 4),
 }  # fmt: skip
 """The least number of such an integer type, and how many it has."""
 
 WIDTHS: Mapping[str, int] = {
     "i64": 64, "i32": 32, "i16": 16, "i8": 8, "ui16": 16, "ui8": 8, "ui32": 32, "ui64": 64,
-    "f64": 64, "f32": 32, "f16": 16, "bf16": 16,
+    "f64": 64, "f32": 32, "f16": 16, "bf16": 16, "i4": 4, "ui4": 4, "i2": 2, "ui2": 2,
 }  # fmt: skip
 """The bits of each type."""
 
 BITS: Mapping[str, int] = {"i64": 64, "i32": 32}
 """The bits of our integer types."""
 
-UNSIGNED = frozenset(("ui8", "ui16", "ui32", "ui64"))
+UNSIGNED = frozenset(("ui2", "ui4", "ui8", "ui16", "ui32", "ui64"))
 
 
 def is_float(element: str) -> bool:

@@ -17,6 +17,7 @@ from shardir.frontends.stablehlo.ops import (
     reduction,
     scattering,
     shape,
+    triangular,
     windows,
 )
 from shardir.frontends.stablehlo.translation import HloEntry
@@ -24,7 +25,7 @@ from shardir.frontends.stablehlo.translation import HloEntry
 TABLE: dict[str, HloEntry] = {}
 for module in (
     collectives, contraction, control, convolution, custom, elementwise, indexing, reduction,
-    scattering, shape, windows,
+    scattering, shape, triangular, windows,
 ):  # fmt: skip
     TABLE |= module.TABLE
 TABLE["sdy.constant"] = TABLE["stablehlo.constant"]

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from shardir.build import Value, nn
 from shardir.frontends.stablehlo.form import expression
+from shardir.frontends.stablehlo.regions import inlined, of_tensors
 from shardir.frontends.stablehlo.translation import HloEntry, OpTranslation
 from shardir.frontends.stablehlo.types import is_float
 
@@ -66,11 +67,20 @@ def _case(t: OpTranslation, index: Value) -> Sequence[Value]:
     return results
 
 
+def _map(t: OpTranslation, *xs: Value) -> Sequence[Value]:
+    """A computation of scalars, of all elements."""
+    body = inlined(t.op.regions[0], t.callee)
+    if any(op.regions for op in body.ops):
+        t.refuse("a computation of elements that has regions")
+    return t.run(of_tensors(body, t.shape), xs)
+
+
 TABLE: dict[str, HloEntry] = {
     "func.call": _call,
     "stablehlo.composite": _call,
     "stablehlo.while": _while,
     "stablehlo.case": _case,
     "stablehlo.if": _case,
+    "stablehlo.map": _map,
     "stablehlo.optimization_barrier": lambda t, *xs: xs,
 }

@@ -152,9 +152,7 @@ def _quotient(t: OpTranslation, x: Value, y: Value) -> Value:
     is_zero = nn.compare(y, 0, how="eq")
     is_unit = nn.or_(is_zero, nn.compare(y, -1, how="eq"))
     out = nn.quotient(x, nn.select(is_unit, t.constant(1), y))
-    all_bits = t.constant(
-        2 ** WIDTHS[t.element] - 1 if t.element in ("ui8", "ui16", "ui32") else -1
-    )
+    all_bits = t.constant(2 ** WIDTHS[t.element] - 1 if t.element in UNSIGNED - {"ui64"} else -1)
     special = nn.select(is_zero, all_bits, nn.neg(x))
     return wrap(nn.select(is_unit, special, out), t.element)
 
@@ -380,6 +378,11 @@ def _reduce_precision(t: OpTranslation, x: Value) -> Value:
     return x.to(kinds[bits]).to(t.dtype)
 
 
+def _sign(t: OpTranslation, x: Value) -> Value:
+    """The sign; NaN of NaN."""
+    return nn.select(nn.isnan(x), x, nn.sign(x)) if is_float(t.element) else nn.sign(x)
+
+
 def _round_away(t: OpTranslation, x: Value) -> Value:
     whole = nn.trunc(x)
     is_half = nn.compare(nn.abs(nn.sub(x, whole)), 0.5, how="ge")
@@ -465,7 +468,7 @@ SIMPLE: dict[str, Callable[..., Any]] = {
     "exponential_minus_one": nn.expm1, "log": nn.log, "log_plus_one": nn.log1p, "sqrt": nn.sqrt,
     "rsqrt": nn.rsqrt, "sine": nn.sin, "cosine": nn.cos, "tan": nn.tan, "tanh": nn.tanh,
     "logistic": nn.sigmoid, "round_nearest_even": nn.round, "is_finite": nn.isfinite,
-    "xor": nn.xor, "erf": nn.erf, "erfc": nn.erfc, "sign": nn.sign,
+    "xor": nn.xor, "erf": nn.erf, "erfc": nn.erfc,
     "square": nn.square, "atan": nn.atan, "is_inf": nn.isinf,
 }  # fmt: skip
 
@@ -483,6 +486,9 @@ TABLE: dict[str, HloEntry] = {
     "stablehlo.minimum": _extreme(nn.min),
     "stablehlo.negate": elementwise(nn.neg, wraps=True),
     "stablehlo.abs": _entry(_abs),
+    "stablehlo.sign": _entry(_sign),
+    "stablehlo.real": lambda t, x: x,
+    "stablehlo.imag": lambda t, x: t.filled(0, t.shape),
     "stablehlo.divide": _entry(_divide),
     "stablehlo.remainder": _entry(_remainder),
     "stablehlo.power": _entry(_power),
