@@ -270,6 +270,23 @@ def test_functions_of_jax_on_ranks() -> None:
         np.testing.assert_allclose(got, values, rtol=3e-5, atol=3e-5)
 
 
+def test_random_bits_are_those_of_xla() -> None:
+    import jax
+
+    state = np.array([2**63 + 12345, 2**32 - 3], np.uint64)
+    for shape, dtype in (((5,), "uint64"), ((3, 4), "uint32"), ((3, 5), "uint8")):
+
+        def f(state: Any, shape: Any = shape, dtype: str = dtype) -> Any:
+            how = jax.lax.RandomAlgorithm.RNG_THREE_FRY
+            return jax.lax.rng_bit_generator(state, shape, dtype=dtype, algorithm=how)
+
+        with jax.enable_x64(True):
+            text = jax.jit(f).lower(state).as_text()
+            expected = [np.asarray(x) for x in f(state)]
+        for got, bits in zip(values_of(text, state), expected, strict=True):
+            np.testing.assert_array_equal(got.astype(bits.dtype), bits)
+
+
 def test_reduces_by_any_computation() -> None:
     x = np.array([[1, 4, 2, 4, 0], [-5, -3, -2, -9, -2], [0, 0, 0, 0, 0]], np.float32)
     y = np.arange(15, dtype=np.int32).reshape(3, 5)

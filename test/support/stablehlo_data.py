@@ -237,7 +237,9 @@ def table(found: Sequence[Outcome]) -> str:
     for o in found:
         if o.status in (ROUNDING, "unequal", "failed"):
             lines.append(f"  {o.status} {o.name}: {'; '.join(o.reasons)[:200]}")
-    reasons = Counter(o.reasons[0].strip() for o in found if o.status == "refused")
+    reasons = Counter(
+        re.sub(r" at \S+:\d+: ", ": ", o.reasons[0].strip()) for o in found if o.status == "refused"
+    )
     lines += [f"  {n} refused: {r[:200]}" for r, n in reasons.most_common()]
     return "\n".join(lines)
 

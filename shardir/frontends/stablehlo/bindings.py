@@ -1,7 +1,7 @@
 """The reader of jaxlib's bindings: a module of theirs, or a text, as plain values."""
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -130,7 +130,12 @@ class _ModuleReader:
         self.values.update(zip(op.results, results, strict=True))
         regions = [self.block(r) for r in op.regions]
         line = _line(op.location, self.name)
-        if _needs_expansion(op) and (f := self.expansion(op)) is not None:
+        elements = {v.type.element for v in (*operands, *results)}
+        if (
+            _needs_expansion(op.name, elements)
+            and not regions
+            and (f := self.expansion(op)) is not None
+        ):
             return HloOp("func.call", operands, results, {"callee": f.name}, (), line)
         return HloOp(op.name, operands, results, _attributes(op), regions, line)
 
@@ -153,20 +158,24 @@ class _ModuleReader:
                     func.ReturnOp(simple.results)
                 with suppress(ir.MLIRError):  # the import refuses what the passes do not know
                     passmanager.PassManager.parse(EXPANSION).run(module.operation)
-                is_same = any(_needs_expansion(o.operation) for o in block.operations)
+                is_same = op.name in [
+                    o.operation.name for o in block.operations if _is_of(o, types)
+                ]
             self.expansions[key] = None if is_same else self.function(f.operation)
         return self.expansions[key]
 
 
-def _needs_expansion(op: ir.Operation) -> bool:
+def _is_of(view: Any, types: Sequence[Sequence[ir.Type]]) -> bool:
+    """Whether an op has operands and results of these types."""
+    op = view.operation
+    return [[v.type for v in values] for values in (op.operands, op.results)] == types
+
+
+def _needs_expansion(name: str, elements: Collection[str]) -> bool:
     """Whether the importer has no entry for an op: a function of CHLO, or of complex numbers."""
-    dialect = op.name.partition(".")[0]
-    if dialect not in ("chlo", "stablehlo") or len(op.regions) or not len(op.operands):
-        return False
-    elements = {_type(v.type).element for v in (*op.operands, *op.results)}
     if any(e.startswith("complex") for e in elements):
-        return not is_lowered(op.name)
-    return dialect == "chlo" and (op.name not in TABLE or (op.name, *elements) in NARROW)
+        return name.startswith(("chlo.", "stablehlo.")) and not is_lowered(name)
+    return name.startswith("chlo.") and (name not in TABLE or (name, *elements) in NARROW)
 
 
 NARROW = {("chlo.erf_inv", "f64")}

@@ -53,7 +53,6 @@ OF_ARGUMENTS = frozenset((
 """The attributes of arguments and results that are read, or say nothing about values."""
 
 REASONS: Mapping[str, str] = {
-    "stablehlo.rng_bit_generator": "random bits of XLA's own; use jax.random with threefry keys",
     "stablehlo.rng": "random numbers of XLA's own; use jax.random with threefry keys",
     "stablehlo.fft": "a Fourier transform; write it as products with cosines and sines",
     "stablehlo.complex": "complex numbers; write them as pairs of real ones",

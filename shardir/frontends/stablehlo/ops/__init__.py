@@ -14,6 +14,7 @@ from shardir.frontends.stablehlo.ops import (
     custom,
     elementwise,
     indexing,
+    random,
     reduction,
     scattering,
     shape,
@@ -24,8 +25,8 @@ from shardir.frontends.stablehlo.translation import HloEntry
 
 TABLE: dict[str, HloEntry] = {}
 for module in (
-    collectives, contraction, control, convolution, custom, elementwise, indexing, reduction,
-    scattering, shape, triangular, windows,
+    collectives, contraction, control, convolution, custom, elementwise, indexing, random,
+    reduction, scattering, shape, triangular, windows,
 ):  # fmt: skip
     TABLE |= module.TABLE
 TABLE["sdy.constant"] = TABLE["stablehlo.constant"]
