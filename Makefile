@@ -17,7 +17,7 @@ FAULTS ?= 200
 WORKERS ?= 3
 DIGITS := docs/examples/digits.npz
 
-.PHONY: demo site test every-test test-gpu test-all test-xdsl mutants programs modules fuzz faults lint constraints clean
+.PHONY: demo site test test-ci test-gpu test-all test-xdsl mutants programs modules fuzz faults lint constraints clean
 
 # torch is named before the project, so that its range does not draw a newer (and larger) build.
 # The tables of the grammar are computed once here, and not by each process that tests.
@@ -47,29 +47,28 @@ lint: $(VENV)/ready
 	$(BIN)/ruff format --check .
 	$(BIN)/pyrefly check --output-format min-text --python-interpreter-path $(BIN)/python
 
-test: $(VENV)/ready $(DIGITS)  ## the checks of the source and every test
-	$(MAKE) --jobs 2 lint every-test
+test: lint $(DIGITS)  ## the checks of the source, then every test
+	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
-# pytest collects in one process while pyrefly checks.
-every-test: $(VENV)/ready $(DIGITS)
-	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest --workers $(WORKERS)
+test-ci: $(VENV)/ready  ## what CI runs besides: benchmarks in their smoke form, an extension from wheels
+	SHARDIR_TESTS=all OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal test/tools/test_bench.py test/project/test_extension.py
 
 test-all:  ## the long forms of the tests: all pairs, all layouts, all types (docs/contribute/testing.md)
 	SHARDIR_TESTS=all $(MAKE) test
 
 test-gpu: $(VENV)/ready $(DIGITS)  ## test/run on the GPUs of this machine, with a .venv made by TORCH=torch
-	SHARDIR_TEST_DEVICE=cuda NVIDIA_TF32_OVERRIDE=0 OMP_NUM_THREADS=1 $(BIN)/python -m pytest --workers $(JOBS) test/run
+	SHARDIR_TEST_DEVICE=cuda NVIDIA_TF32_OVERRIDE=0 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist worksteal test/run
 
 test-xdsl: $(VENV)/ready  ## texts, ops and passes with another xDSL: the newest, or XDSL=xdsl==0.72.0
 	rm -rf build/xdsl
 	$(BIN)/pip --quiet --disable-pip-version-check install --no-deps --target build/xdsl "$(XDSL)"
-	PYTHONPATH=build/xdsl OMP_NUM_THREADS=1 $(BIN)/python -m pytest --workers $(WORKERS) test/build test/compat test/dialects test/passes test/pipelines test/syntax test/frontends/test_generic_stablehlo.py
+	PYTHONPATH=build/xdsl OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal test/build test/compat test/dialects test/passes test/pipelines test/syntax test/frontends/test_generic_stablehlo.py
 
 mutants: $(VENV)/ready  ## plant errors, each of which the tests of its package must catch
 	$(BIN)/python test/mutants/run.py --jobs $(JOBS)
 
 programs: $(VENV)/ready  ## random programs of all ops, others each time
-	PROGRAMS=$(PROGRAMS) OMP_NUM_THREADS=1 $(BIN)/python -m pytest --workers 2 test/passes/test_random_programs.py
+	PROGRAMS=$(PROGRAMS) OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 test/passes/test_random_programs.py
 
 modules: $(VENV)/ready  ## random modules of torch, trained as torch does; SEED=7 for the same again
 	OMP_NUM_THREADS=1 $(BIN)/python test/modules.py --modules $(MODULES) --jobs $(JOBS) $(if $(SEED),--seed $(SEED))

@@ -15,7 +15,6 @@ from hypothesis import HealthCheck, settings
 from support import forked
 from support.cpu import Cpu
 from support.runlines import RunError, run, run_lines
-from support.workers import Workers
 
 from shardir.backend.torch.launch.forks import share_forks
 from shardir.dialects.installed import REGISTRY, installed
@@ -37,16 +36,12 @@ what is new free it. A full one would traverse all tables, which are not freed."
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--cpu", action="store_true", help="print the CPU seconds of each file")
-    parser.addoption("--workers", type=int, default=0, help="run the tests in N processes")
 
 
 def pytest_configure(config: pytest.Config) -> None:
     gc.set_threshold(*COLLECTED)
     if config.getoption("--cpu"):
         config.pluginmanager.register(Cpu())
-    if (workers := config.getoption("--workers")) > 1:
-        config.pluginmanager.register(Workers(workers))
-        forked.servers()  # so that it imports torch during the collection
 
 
 def pytest_collection_finish() -> None:

@@ -28,8 +28,8 @@ SECONDS = 60
 
 @cache
 def servers() -> tuple[socket.socket, "subprocess.Popen[bytes]"]:
-    """The process that forks the servers of this process and of those that it forks, and a socket
-    on which it receives their sockets. It imports torch while the caller goes on."""
+    """The process that forks the servers of this process, and a socket on which it receives their
+    sockets. It imports torch while the caller goes on."""
     ours, theirs = socket.socketpair()
     with theirs:
         process = subprocess.Popen(

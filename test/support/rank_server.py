@@ -1,4 +1,4 @@
-"""The process that forks the servers of all workers, which fork the ranks of their tests:
+"""The process that forks the servers of a process of pytest, which fork the ranks of its tests:
 fork_server.py, for more than one program.
 
 The runtime, of which each program has a copy, is imported once: a rank of a program with the same

@@ -132,8 +132,7 @@ def test_an_error_of_a_benchmark_is_one_line(
 
 LONG = ("arena", "auto", "cost-model", "decode", "gpu-step", "launch", "pipeline-step", "recompute",
         "simulator", "stablehlo", "zero", "zoo")  # fmt: skip
-"""The benchmarks whose smoke forms take longest, 1.5 to 5 CPU seconds. What they call has tests of
-its own, and pyrefly checks their calls."""
+"""The benchmarks whose smoke forms take longest, 1.5 to 5 CPU seconds: CI runs them too."""
 
 
 @pytest.mark.parametrize("name", [n for n in bench.names() if n not in extent(LONG, ())])

@@ -31,7 +31,7 @@ from shardir.rewriting.functions import update_signature
 Results = Sequence[Value | None]
 
 
-class Importer(Protocol):
+class BlockImporter(Protocol):
     """What the entries read of the importer of a function."""
 
     function: FoldingBuilder
@@ -50,7 +50,7 @@ class Importer(Protocol):
     def translate(
         self, block: HloBlock, arguments: Sequence[Value | None]
     ) -> Sequence[Value | None]: ...
-    def within(self, body: FoldingBuilder) -> "Importer": ...
+    def within(self, body: FoldingBuilder) -> "BlockImporter": ...
     def erase_unused(self) -> None: ...
 
 
@@ -58,7 +58,7 @@ DIRECTIONS = ("none", "forward", "backward", "both")
 """Shardy's directions of propagation, by number."""
 
 
-def copied(importer: Importer, value: Value, direction: str = "none") -> Value:
+def copied(importer: BlockImporter, value: Value, direction: str = "none") -> Value:
     """Return a copy of a value, to which layouts propagate in a direction."""
     op = dist.PropagationBarrierOp.create(
         operands=[value.ssa], result_types=[value.type],
@@ -69,16 +69,16 @@ def copied(importer: Importer, value: Value, direction: str = "none") -> Value:
     return Value(importer.function, op.out)
 
 
-def _constraint(importer: Importer, op: HloOp, value: Value) -> Results:
+def _constraint(importer: BlockImporter, op: HloOp, value: Value) -> Results:
     return [importer.constrained(value, importer.sharding(op.attributes["sharding"]))]
 
 
-def _reshard(importer: Importer, op: HloOp, value: Value) -> Results:
+def _reshard(importer: BlockImporter, op: HloOp, value: Value) -> Results:
     text = op.attributes.get("sharding") or op.attributes["out_sharding"]
     return [importer.constrained(copied(importer, value), importer.sharding(text))]
 
 
-def _reduction(importer: Importer, op: HloOp, value: Value) -> Results:
+def _reduction(importer: BlockImporter, op: HloOp, value: Value) -> Results:
     """A reduction that Shardy has inserted after an op that sums over a split dimension: in the
     global view the sum is that of all devices already."""
     maker, sharding = value.ssa.owner, dist.sharding_of(value.ssa)
@@ -88,17 +88,17 @@ def _reduction(importer: Importer, op: HloOp, value: Value) -> Results:
     return _reshard(importer, op, value)
 
 
-def _edge(importer: Importer, op: HloOp, value: Value) -> Results:
+def _edge(importer: BlockImporter, op: HloOp, value: Value) -> Results:
     text = op.attributes.get("sharding")
     return [value if text is None else importer.constrained(value, importer.sharding(text))]
 
 
-def _barrier(importer: Importer, op: HloOp, value: Value) -> Results:
+def _barrier(importer: BlockImporter, op: HloOp, value: Value) -> Results:
     direction = DIRECTIONS[op.attributes["allowed_direction"]]
     return [value if direction == "both" else copied(importer, value, direction)]
 
 
-def _group(importer: Importer, op: HloOp, value: Value) -> Results:
+def _group(importer: BlockImporter, op: HloOp, value: Value) -> Results:
     group = IntegerAttr(op.attributes["group_id"], i64)
     importer.function.block.add_op(
         dist.ShardingGroupOp.create(
@@ -108,7 +108,7 @@ def _group(importer: Importer, op: HloOp, value: Value) -> Results:
     return []
 
 
-def _named(importer: Importer, op: HloOp, *values: Value) -> Results:
+def _named(importer: BlockImporter, op: HloOp, *values: Value) -> Results:
     """The body of a named computation, with its shardings."""
     (region,) = op.regions
     results = importer.translate(region, _all_constrained(importer, op, "in_shardings", values))
@@ -118,7 +118,7 @@ def _named(importer: Importer, op: HloOp, *values: Value) -> Results:
 
 
 def _all_constrained(
-    importer: Importer, op: HloOp, key: str, values: Sequence[Value]
+    importer: BlockImporter, op: HloOp, key: str, values: Sequence[Value]
 ) -> Sequence[Value]:
     if (text := op.attributes.get(key)) is None:
         return values
@@ -126,7 +126,7 @@ def _all_constrained(
     return [importer.constrained(v, s) for v, s in zip(values, shardings, strict=True)]
 
 
-def _manual(importer: Importer, op: HloOp, *operands: Value) -> Results:
+def _manual(importer: BlockImporter, op: HloOp, *operands: Value) -> Results:
     """The body of a manual computation, as a function of the local view."""
     mesh, read = importer.mesh, op.attributes
     if isinstance(importer.function, ManualBuilder):
