@@ -70,7 +70,8 @@ CASES: list[Case] = [
     rate("step, rate = 0.5, every = 2, factor = 0.5"),
     rate("inverse_sqrt, rate = 0.5, warmup = 2"),
     rate('points, rate = 0.5, at = "0: 0.5, 2: 1.0 cosine, 6: 0.25, 9: 0.125"'),
-    *[scalar(train.BiasCorrectionOp, "step", {"beta": float_attr(0.9)}, t) for t in ("i64", "f32")],
+    *[scalar(train.BiasCorrectionOp, f"step in {t}", {"beta": float_attr(0.9)}, t)
+      for t in ("i64", "f32", "f64")],
     scalar(train.TrustRatioOp, "norms",
            {"coefficient": float_attr(0.1), "weight_decay": float_attr(0.2)}, "f64", "f64"),
     scalar(train.NextLossScaleOp, "dynamic", SCALE, "f32", "i64", "i1"),
