@@ -222,6 +222,16 @@ def test_wrong_texts(statement: str) -> None:
     assert WRONG[statement] in message
 
 
+@pytest.mark.parametrize("reader", [generic, bindings])
+def test_encodings_of_types_are_refused(reader: Any) -> None:
+    """Nothing says what an encoding means; `"row"` is one that jaxlib takes too."""
+    statement = f"""%z = "stablehlo.abs"(%x) : {TYPE[:-1]}, "row">
+    %y = "stablehlo.abs"(%z) : (tensor<8x4xf32, "row">) -> tensor<8x4xf32>"""
+    program = reader.read_text(BODY.format(statement))
+    with pytest.raises(ShardirError, match=r'abs.*: tensor<8x4xf32, "row"> has an encoding'):
+        stablehlo.import_program(program)
+
+
 @pytest.fixture
 def without_jaxlib(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, bindings.__name__, None)

@@ -255,3 +255,15 @@ def test_near_misses_stay() -> None:
         assert not names & RAISED, name
 
     check_all(check, [(f.__name__, f, args, set()) for f, args in MISSES])
+
+
+@pytest.mark.parametrize(("dtype", "scale"), [(jnp.bfloat16, 1 + 2**-7), (jnp.float16, 1 - 2**-10)])
+def test_numbers_of_half_precision_that_differ(dtype: Any, scale: float) -> None:
+    """Neighbours in the element type are different numbers; rounded constants are the same."""
+
+    def names(f: Callable[[Any], Any]) -> set[str]:
+        module = import_text(jax.jit(f).lower(jnp.zeros((4, 8), dtype)).as_text(), "main")
+        return {op.name for op in ops_of(function(module, "main").body.block)}
+
+    assert "nn.silu" not in names(lambda x: jnp.asarray(scale, dtype) * x * jax.nn.sigmoid(x))
+    assert "nn.gelu" in names(jax.nn.gelu)

@@ -239,7 +239,8 @@ def _type(t: ir.Type) -> HloType:
         return HloType((), str(t), f"{t} is no tensor")
     if not t.has_static_shape:
         return HloType((), str(t.element_type), f"{t} has a dynamic shape")
-    return HloType(tuple(t.shape), str(t.element_type))
+    problem = "" if t.encoding is None else f"{t} has an encoding"
+    return HloType(tuple(t.shape), str(t.element_type), problem)
 
 
 def _name(location: Any) -> str:

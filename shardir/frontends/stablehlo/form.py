@@ -43,7 +43,7 @@ WORDS = (
 @dataclass(frozen=True)
 class HloType:
     """The type of a tensor: the sizes of its dimensions, and its element type by name. `problem`
-    says why it is no tensor of static shape; empty if it is one."""
+    says why it is no tensor of static shape without an encoding; empty if it is one."""
 
     shape: tuple[int, ...]
     element: str

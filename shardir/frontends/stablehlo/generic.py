@@ -27,6 +27,7 @@ from xdsl.dialects.builtin import (
     IntegerAttr,
     LocationAttr,
     NameLoc,
+    NoneAttr,
     StringAttr,
     SymbolRefAttr,
     TensorType,
@@ -336,7 +337,8 @@ def _type(t: Attribute) -> HloType:
     element = str(t.element_type)
     if builtin.DYNAMIC_INDEX in t.get_shape():
         return HloType((), element, f"{t} has a dynamic shape")
-    return HloType(t.get_shape(), element)
+    problem = "" if t.encoding == NoneAttr() else f"{t} has an encoding"
+    return HloType(t.get_shape(), element, problem)
 
 
 def _name(location: Any) -> str:

@@ -195,7 +195,7 @@ class HloImporter:
                 self._refuse(op.name, place, f"the attribute {key} on it")
         if RULE in op.attributes and op.name != CALL:
             self._refuse(op.name, place, f"the attribute {RULE} on an op that has factors")
-        for value in op.results:
+        for value in (*op.results, *(a for r in op.regions for a in r.arguments)):
             if value.type.problem:
                 self._refuse(op.name, place, value.type.problem)
             elif value.type.element not in DTYPES:

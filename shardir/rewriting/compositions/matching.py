@@ -28,7 +28,7 @@ from shardir.rewriting.compositions.terms import (
     Term,
 )
 
-PRECISION = {"f64": 1e-12, "f32": 1e-6, "bf16": 2**-7, "f16": 2**-10}
+PRECISION = {"f64": 1e-12, "f32": 1e-6, "bf16": 3 * 2**-10, "f16": 3 * 2**-13}
 """The relative difference of numbers that are equal up to rounding, by element type."""
 
 COMMUTATIVE = nn.MaxOp | nn.MinOp | nn.AndOp | nn.OrOp
