@@ -105,6 +105,33 @@ EXACT: dict[str, Callable[..., Sequence[int]]] = {
 """The results of Python's integers, which have no bounds; they wrap afterwards."""
 
 
+def test_floats_beyond_integers() -> None:
+    """They are the integer at the end of the range, and NaN is 0, as in XLA; in ui64, numbers from
+    2^63 on are not negative."""
+    floats = np.array([300, -5, 2.7, -2.7, 255.5, -129, 7e4, -4e4, np.nan, np.inf, -np.inf, 6e4])
+    large = np.array([2.0**63, 1.5 * 2.0**63, 2.0**62, 3.7, -3.0, 0])
+
+    def check(case: tuple[str, str]) -> None:
+        source, target = case
+        with np.errstate(over="ignore"):
+            x = (floats if target != "ui64" else large).astype(
+                np.float16 if source == "f16" else np.float32
+            )
+        info, wide = np.iinfo(KINDS[target]), np.nan_to_num(x.astype(np.float64))
+        expected = np.clip(wide, float(info.min), float(info.max) if target != "ui64" else None)
+        a, b = (f"tensor<{len(x)}x{t}>" for t in case)
+        text = (
+            f"func.func @main(%x: {a}) -> {b} {{ %0 = stablehlo.convert %x : ({a}) -> {b} "
+            f"return %0 : {b} }}"
+        )
+        (got,) = values_of(text, x)
+        got = got.view(np.uint64) if target == "ui64" else got
+        np.testing.assert_array_equal(got, expected.astype(got.dtype), err_msg=f"{case}")
+
+    small = [(f, i) for f in ("f16", "f32") for i in ("i8", "i16", "ui8", "ui16", "ui32")]
+    check_each(check, [*small, ("f32", "ui64")])
+
+
 def test_integers_wrap() -> None:
     """All pairs of numbers at the ends of each type, by Python's integers."""
 

@@ -220,11 +220,25 @@ def _convert(t: OpTranslation, x: Value) -> Value:
     if source == "ui64" and is_float(target) and not _is_small(t, x):
         half = nn.or_(shifted_right(x, 1, 64), nn.and_(x, 1)).to(t.dtype)
         return nn.select(nn.compare(x, 0, how="lt"), nn.add(half, half), x.to(t.dtype))
-    out = x
+    if is_float(source) and target == "ui64":
+        x = x.to("f64") if source == "f16" else x
+        is_high = nn.compare(x, 2.0**63, how="ge")
+        low = nn.select(is_high, nn.sub(x, 2.0**63), nn.clamp(x, min=0.0)).to("i64")
+        return nn.select(is_high, nn.xor(low, -(2**63)), low)
+    out = x = _saturated(x, target) if is_float(source) and target in RANGES else x
     if x.dtype != t.dtype:
         (out,) = t.function.op(ops.ConvertOp, [x], dtype=t.dtype)
     is_within = source in ("i1", target) or (target == "ui32" and source in ("ui8", "ui16"))
     return out if is_within else wrap(out, target)
+
+
+def _saturated(x: Value, element: str) -> Value:
+    """Return floats within the range of an integer type, in a type that has its ends. NaN stays:
+    it is converted to a number that wraps to 0."""
+    low, count = RANGES[element]
+    if WIDTHS[element] > 8:
+        x = x.to("f64" if x.dtype == "f64" or WIDTHS[element] > 16 else "f32")
+    return nn.clamp(x, min=float(low), max=float(low + count - 1))
 
 
 def _clamp(t: OpTranslation, low: Value, x: Value, high: Value) -> Value:
