@@ -77,7 +77,10 @@ def devices_of(
         )
     size = cluster_of(cluster).units[-1] if cluster is not None else count
     if count is not None and not 1 <= count <= (size or 0):
-        raise ShardirError(f"expected 1 to {size} devices, as the cluster has, got {count}")
+        most = (
+            "at least 1 device" if cluster is None else f"1 to {size} devices, as the cluster has"
+        )
+        raise ShardirError(f"expected {most}, got {count}")
     search_pass = f"search-mesh{{memory={search.memory}}}"
     if in_stages:  # a batch stays as the examples are
         search_pass = f"search-stages{{memory={search.memory} divide=false}}"

@@ -7,6 +7,7 @@ program.run(steps=10)
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from inspect import Parameter, signature
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -17,10 +18,10 @@ from shardir.algebra.cluster import Cluster
 from shardir.algebra.garbage import no_gc
 from shardir.algebra.mesh import Mesh
 from shardir.api.compiled import Compiled, compile_module
-from shardir.api.devices import devices_of
+from shardir.api.devices import SEARCH, devices_of
 from shardir.backend.runs import Options
 from shardir.build import Module
-from shardir.diagnostics import ShardirError, check_arguments, describe, one_of
+from shardir.diagnostics import ShardirError, check_arguments, describe, did_you_mean, one_of
 from shardir.dialects.nn.base import Array
 from shardir.dialects.train import mark_step, updated_keys
 from shardir.frontends.stablehlo.complexes import without_complex
@@ -147,6 +148,7 @@ def from_jax(
         "accumulate": accumulate, "clip": clip, "loss_scale": loss_scale, "metrics": metrics,
         "ema": ema, "separate_update": separate_update or None,
     }  # fmt: skip
+    _check_options("from_jax", from_jax, options)
     requests = {name: value for name, value in step_options.items() if value is not None}
     if requests and optimizer is None:
         raise ShardirError(
@@ -183,6 +185,19 @@ def from_jax(
         inputs={n: x for n, x in values.items() if n not in of_states},
         states={n: x for n, x in values.items() if n in of_states},
     )  # fmt: skip
+
+
+def _check_options(name: str, function: Callable[..., Any], options: Mapping[str, Any]) -> None:
+    """Check the names of options for the compilation. Raises ShardirError."""
+    own, compiled = (
+        [p.name for p in signature(f).parameters.values() if p.kind is Parameter.KEYWORD_ONLY]
+        for f in (function, compile_module)
+    )
+    known = [*own, "pipeline", *compiled]
+    for option, value in options.items():
+        if option not in known and (option, value) != ("stages", SEARCH):
+            hint = did_you_mean(option, known) or f"; it has {', '.join(known)}"
+            raise ShardirError(f"expected an argument of {name}, got {option}{hint}")
 
 
 def _indices(
@@ -251,6 +266,7 @@ def from_stablehlo(
     Raises:
         ShardirError: as in `from_jax`.
     """
+    _check_options("from_stablehlo", from_stablehlo, options)
     found = read(program)
     start = _start(found, mesh, cluster, devices, options)
     return compile_module(_imported(start, found, "main", None, {}), **start.options)

@@ -38,8 +38,8 @@ from shardir.frontends.stablehlo.translation import OpTranslation, Refused, Valu
 from shardir.frontends.stablehlo.types import DTYPES
 from shardir.syntax.source import warn
 
-NO_DEVICES = "<[]>"
-"""The end of the text of a mesh without devices."""
+NO_AXES, NO_DEVICES = "<[]", "<[]>"
+"""The text of a mesh of one device or of none begins, and the text of one without devices ends."""
 
 MANY_OPS = 20_000
 """The ops of a program with loops from which a warning says why there are so many."""
@@ -232,8 +232,11 @@ class HloImporter:
         """Return a sharding of Shardy's text; None on a mesh without devices, as JAX has one for
         values that may have any layout."""
         name = re.search(r"<@([\w$.]+)", text)
-        if name is not None and self.program.meshes.get(name[1], "").endswith(NO_DEVICES):
+        mesh = "" if name is None else self.program.meshes.get(name[1], "")
+        if mesh.endswith(NO_DEVICES):
             return None
+        if NO_AXES in mesh:
+            raise ShardirError(f"expected a sharding on the mesh's axes, got one device: {text}")
         if self.mesh is None:
             raise ShardirError(f"expected a mesh for the sharding {text}, got none; pass mesh=...")
         return from_sdy(text, self.mesh)
@@ -376,7 +379,7 @@ def donated_of(f: HloFunction) -> dict[int, int]:
 
 
 def meshes_of(program: HloProgram) -> dict[str, Mesh]:
-    """Return the meshes of a program that have devices, by name. Rank r of a mesh with device_ids
+    """Return the meshes of a program that have axes, by name. Rank r of a mesh with device_ids
     is its device number r.
 
     Raises:
@@ -384,7 +387,7 @@ def meshes_of(program: HloProgram) -> dict[str, Mesh]:
     """
     meshes: dict[str, Mesh] = {}
     for name, text in program.meshes.items():
-        if (text := text.removeprefix("#sdy.mesh")) == NO_DEVICES:
+        if (text := text.removeprefix("#sdy.mesh")).startswith(NO_AXES):
             continue
         if (ids := device_ids_of(text)) is not None and sorted(ids) == [*range(len(ids))]:
             text = DEVICE_IDS.sub("", text)

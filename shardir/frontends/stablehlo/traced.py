@@ -33,6 +33,9 @@ NUMPY = {
 """The dtype in which the numbers of each of our element types are stored."""
 
 
+NO_PMAP = "expected a function of whole arrays, got jax.pmap; use jax.jit"
+
+
 @dataclass
 class ArgumentLeaf:
     """An array among the arguments.
@@ -92,6 +95,8 @@ def trace(
     if not callable(f):
         raise ShardirError(f"expected a function of JAX, got {describe(f)}")
     jitted: Any = f if hasattr(f, "lower") else jax.jit(f, keep_unused=True)
+    if not hasattr(jitted, "trace"):
+        raise ShardirError(NO_PMAP)
     traced = jitted.trace(*args, **keywords)
     if is_loss and _has(traced.jaxpr, "custom_vjp"):
         raise ShardirError(
@@ -101,7 +106,7 @@ def trace(
     lowered = _lowered_loss(traced) if is_loss else traced.lower()
     program = without_complex(read_module(lowered.compiler_ir("stablehlo")))
     if any("pmap" in mesh for mesh in program.meshes.values()):
-        raise ShardirError("expected a function of whole arrays, got jax.pmap; use jax.jit")
+        raise ShardirError(NO_PMAP)
     arguments = _traced_arguments(f, args, keywords, in_shardings, lowered.args_info)
     leaves = _leaves(program, arguments)
     structure = jax.tree.structure(lowered.out_info)
@@ -269,7 +274,7 @@ def _numbers(x: Any, element: str) -> Array | None:
 
 
 def _is_entry(x: Any) -> bool:
-    return x is None or isinstance(x, PartitionSpec | NamedSharding | str | Layout | Sharding)
+    return x is None or isinstance(x, PartitionSpec | NamedSharding | str)
 
 
 def _spread(argument: _TracedArgument) -> list[Any]:
@@ -300,10 +305,22 @@ def sharding_of(entry: Any, rank: int, mesh: Mesh | None, name: str) -> Sharding
         return None
     if mesh is None:
         raise ShardirError(f"expected a mesh for the sharding of {name}, got none; pass mesh=...")
+    spec = entry.spec if isinstance(entry, NamedSharding) else entry
     if isinstance(entry, str):
-        sharding = parse_sharding(f"@{mesh.name}, {entry}")
+        try:
+            sharding = parse_sharding(f"@{mesh.name}, {entry}")
+        except ShardirError as error:
+            raise ShardirError(f"in_shardings of {name}: {error}") from None
+    elif not isinstance(spec, PartitionSpec):
+        raise ShardirError(
+            f"in_shardings of {name}: expected a PartitionSpec, a NamedSharding, a text such as "
+            f"[{{dp}}, {{?}}] or None, got {describe(entry)}"
+        )
+    elif spec.unreduced or spec.reduced:
+        raise ShardirError(
+            f"in_shardings of {name}: expected axes of dimensions, got {spec}; an argument is whole"
+        )
     else:
-        spec = entry.spec if isinstance(entry, NamedSharding) else entry
         if len(spec) > rank:
             raise ShardirError(f"expected at most {rank} dimensions of {name}, got {spec}")
         entries = [*spec, *[None] * (rank - len(spec))]
