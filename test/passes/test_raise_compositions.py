@@ -12,8 +12,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from jax.sharding import PartitionSpec as P
 from support.each import check_each
 
+import shardir
 from shardir.api.stablehlo import import_text
 from shardir.dialects.blocks import ops_of
 from shardir.interpret.evaluator import function, run
@@ -23,8 +25,11 @@ Case = tuple[str, Callable[..., Any], tuple[Any, ...], set[str]]
 
 @pytest.fixture(autouse=True)
 def in_f64() -> Any:
+    """Arrays are in f64; what XLA compiles runs once."""
     with jax.enable_x64(True):
+        jax.config.update("jax_disable_most_optimizations", True)
         yield
+        jax.config.update("jax_disable_most_optimizations", False)
 
 
 def draw(*shape: int, seed: int = 0) -> np.ndarray:
@@ -73,9 +78,56 @@ def adamw_step(p: Any, g: Any, m: Any, v: Any, t: Any, lr: Any) -> Any:
     return p - lr * step, m, v, t
 
 
+def one_hot_loss(x: Any, labels: Any) -> Any:
+    return -jnp.sum(jax.nn.one_hot(labels, 8) * jax.nn.log_softmax(x)) / 3
+
+
+def one_hot_losses(x: Any, labels: Any) -> Any:
+    return jnp.sum(-jax.nn.log_softmax(x) * (jnp.arange(8) == labels[:, None]), -1)
+
+
+def late_causal_attention(q: Any, k: Any, v: Any) -> Any:
+    """More keys than queries; the mask, which is finite, is that of what is left out."""
+    scores = jnp.einsum("bhsd,bhtd->bhts", k, q[:, :, :5])
+    left_out = jnp.arange(5)[:, None] < jnp.arange(6)
+    p = jax.nn.softmax(jnp.where(left_out, -1e10, scores) * 0.3, 3)
+    return jnp.einsum("bhse,bhts->bthe", v, p)
+
+
+def biased_attention(q: Any, k: Any, v: Any, bias: Any) -> Any:
+    scores = bias + jnp.einsum("bthd,bshd->bhts", 0.3 * q, k)
+    i = jnp.arange(6)
+    p = jax.nn.softmax(jnp.where(i <= i[:, None], scores, -jnp.inf))
+    return jnp.einsum("bhts,bshd->bthd", p, v)
+
+
+def repeated_attention(q: Any, k: Any, v: Any) -> Any:
+    k, v = (jnp.repeat(u, 2, 2) for u in (k, v))
+    p = jax.nn.softmax(jnp.einsum("bthd,bshd->bhts", q, k) / 2)
+    return jnp.einsum("bhts,bshd->bthd", p, v)
+
+
+def grouped_attention(q: Any, k: Any, v: Any, bias: Any) -> Any:
+    b, t, h, d = q.shape
+    q = q.reshape(b, t, k.shape[2], -1, d)
+    scores = jnp.einsum("bthgd,bshd->bhgts", q, k) + bias.reshape(2, 2, t, -1)
+    out = jnp.einsum("bhgts,bshd->bthgd", jax.nn.softmax(scores), v)
+    return out.reshape(b, t, h, d)
+
+
+def split_attention(q: Any, k: Any, v: Any) -> Any:
+    """Groups of heads in an order of their own, and one head of keys."""
+    p = jax.nn.softmax(jnp.einsum("btgd,bsd->gbts", q, k[:, :, 0]))
+    return jnp.einsum("gbts,bsd->gbtd", p, v[:, :, 1])
+
+
 x, w, b, dy = draw(4, 8), draw(8, seed=1), draw(8, seed=2), draw(4, 8, seed=3)
 labels = np.array([0, 7, 3, 3])
 moments = x, dy, draw(4, 8, seed=4), draw(4, 8, seed=5) ** 2
+
+heads = draw(2, 3, 6, 4), draw(2, 3, 6, 4, seed=1), draw(2, 3, 6, 5, seed=2)
+q, k, v = draw(2, 6, 4, 4), draw(2, 6, 2, 4, seed=1), draw(2, 6, 2, 4, seed=2)
+bias, narrow = draw(4, 6, 6), [u.astype(np.float32) for u in (q, k, v)]
 
 NORM, NORM_GRAD = "nn.layer_norm", "nn.layer_norm_grad"
 FORWARD: list[Case] = [
@@ -88,6 +140,16 @@ FORWARD: list[Case] = [
     ("layer norm by var", layer_norm_by_var, (x, w, b), {NORM}),
     ("rms norm", rms_norm, (x, w), {"nn.rms_norm"}),
     ("cross entropy", cross_entropy, (x, labels), {"nn.cross_entropy"}),
+    ("one-hot", one_hot_losses, (x, labels.astype(np.int32)), {"nn.cross_entropy"}),
+    ("late causal", late_causal_attention, heads, {"nn.attention"}),
+    ("split", split_attention, (q, k, v), {"nn.attention"}),
+    ("jax.nn", jax.nn.dot_product_attention, (*narrow,), {"nn.attention"}),
+    (
+        "jax.nn, causal",
+        lambda *u: jax.nn.dot_product_attention(*u, is_causal=True),
+        (*narrow,),
+        {"nn.attention"},
+    ),
     ("adam", adam_step, (*moments, 2.0), {"train.adam"}),
     ("adamw", adamw_step, (*moments, 3, 0.1), {"train.adamw"}),
 ]  # fmt: skip
@@ -205,6 +267,54 @@ def wrong_softmax_gradient(dy: Any, x: Any) -> Any:
     return e * (dy / s - (dy * e / s).sum(-1, keepdims=True))
 
 
+def attention_by(
+    change: Callable[[Any], Any] = lambda s: s, axis: int = -1, filling: float | None = None,
+    mask: Callable[[Any, Any], Any] = jnp.greater_equal,
+) -> Callable[..., Any]:  # fmt: skip
+    """Attention whose scores change, are masked, and are normalised along an axis."""
+
+    def attention(q: Any, k: Any, v: Any, *others: Any) -> Any:
+        scores, i = change(q @ k.swapaxes(-1, -2)), jnp.arange(6)
+        if filling is not None:
+            scores = jnp.where(mask(i[:, None], i), scores, filling)
+        for u in others:
+            scores = jnp.where(u, scores, -1e30) if u.dtype == bool else scores + u
+        return jax.nn.softmax(scores, axis) @ v
+
+    return attention
+
+
+def attention_with_weights(q: Any, k: Any, v: Any) -> Any:
+    p = jax.nn.softmax(q @ k.swapaxes(-1, -2))
+    return p @ v, p
+
+
+def one_hot_of_rows(x: Any, labels: Any) -> Any:
+    rows = jnp.tile(labels, 2) == jnp.arange(4)[:, None]
+    return jnp.sum(rows * jax.nn.log_softmax(x), -1)
+
+
+def all_but_one_hot(x: Any, labels: Any) -> Any:
+    return jnp.sum((labels[:, None] != jnp.arange(8)) * jax.nn.log_softmax(x), -1)
+
+
+factors, mask = draw(6), draw(6, 6) > 0
+PARTS_STAY: list[Case] = [
+    (name, f, args, {"nn.softmax"})
+    for name, f, args in (
+        ("other axis", attention_by(axis=-2), heads),
+        ("other factors", attention_by(lambda s: s * factors), heads),
+        ("later keys", attention_by(filling=-1e9, mask=jnp.less_equal), heads),
+        ("a high filling", attention_by(filling=-30.0), heads),
+        ("a low bias", attention_by(filling=-1e9), (*heads, -1e9 * mask)),
+        ("rows without keys", attention_by(), (*heads, mask)),
+        ("weights", attention_with_weights, heads),
+    )
+] + [
+    (f.__name__, f, (x, labels), {"nn.log_softmax"})
+    for f in (one_hot_of_rows, all_but_one_hot)
+]  # fmt: skip
+
 square = draw(6, 6)
 MISSES: list[tuple[Callable[..., Any], tuple[Any, ...]]] = [
     (softmax_without_maximum, (x,)), (softmax_of_axes, (x,)), (softmax_of_two, (x,)),
@@ -233,7 +343,10 @@ def check_all(check: Callable[[str, set[str]], object], cases: Sequence[Case]) -
         module = import_text(jax.jit(f).lower(*args).as_text(), name)
         got = run(module, "main", [np.asarray(a) for a in args])
         for value, expected in zip(got, jax.tree.leaves(results[i]), strict=True):
-            np.testing.assert_allclose(value, expected, rtol=1e-9, atol=1e-9, err_msg=name)
+            tolerance = 2e-6 if expected.dtype == np.float32 else 1e-9
+            np.testing.assert_allclose(
+                value, expected, rtol=tolerance, atol=tolerance, err_msg=name
+            )
         check(name, {op.name for op in ops_of(function(module, "main").body.block)})
 
     check_each(check_case, range(len(cases)))
@@ -267,3 +380,40 @@ def test_numbers_of_half_precision_that_differ(dtype: Any, scale: float) -> None
 
     assert "nn.silu" not in names(lambda x: jnp.asarray(scale, dtype) * x * jax.nn.sigmoid(x))
     assert "nn.gelu" in names(jax.nn.gelu)
+
+
+def test_parts_stay() -> None:
+    """A softmax of what is no attention, and the logarithms of what is no cross entropy."""
+    wanted = {name: kinds for name, _, _, kinds in PARTS_STAY}
+
+    def check(name: str, names: set[str]) -> None:
+        assert wanted[name] <= names and not names & {"nn.attention", "nn.cross_entropy"}, name
+
+    check_all(check, PARTS_STAY)
+
+
+def test_raised_losses_are_differentiated() -> None:
+    """Gradients of attention, with grouped and masked heads, and of a cross entropy, on ranks of
+    both dimensions of a mesh."""
+
+    def loss(params: Any, x: Any, labels: Any) -> Any:
+        q, k, v = (jnp.einsum("btd,dhe->bthe", x, params[n]) for n in "qkv")
+        h = grouped_attention(q, k, v, params["bias"])
+        h = biased_attention(h, jnp.repeat(k, 2, 2), jnp.repeat(v, 2, 2), params["bias"])
+        return one_hot_loss(h.reshape(-1, 16) @ params["out"], labels.reshape(-1))
+
+    params = {"q": draw(8, 4, 4), "k": draw(8, 2, 4, seed=1), "v": draw(8, 2, 4, seed=2),
+              "bias": bias, "out": draw(16, 8, seed=3)}  # fmt: skip
+    args = params, draw(2, 6, 8, seed=4), np.arange(12).reshape(2, 6) - 2
+    by_head = P(None, "tp")
+    layouts = {n: by_head for n in "qkv"} | {"bias": P("tp"), "out": P("tp")}, P("dp"), P("dp")
+    compiled = shardir.from_jax(
+        loss, *args, in_shardings=layouts, mesh="dp = 2, tp = 2", optimizer="sgd, lr = 1.0"
+    )
+    names = {op.name for op in ops_of(function(compiled.original, "loss").body.block)}
+    assert {"nn.attention", "nn.cross_entropy"} <= names and not names & INNER
+    value, grads = jax.jit(jax.value_and_grad(loss))(*args)
+    expected = value, jax.tree.map(lambda p, g: p - g, params, grads)
+    got = run(compiled.module, "step", [np.asarray(a) for a in jax.tree.leaves(args)])
+    for ours, theirs in zip(got, jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-9, atol=1e-9)

@@ -234,13 +234,15 @@ def _reduced(term: ReducedTerm, item: Item, match: Match) -> Matches:
 def reduction_of(value: SSAValue, drops: bool) -> nn.ReduceOp | None:
     """Return the reduction that a value is, through reshapes that insert or remove dimensions of
     size 1. It broadcasts as the reduction that keeps its dimensions does, or, with `drops`, has its
-    shape."""
-    op = value.owner
-    while isinstance(op, nn.ReshapeOp):
+    shape. The gradient of a maximum may be stopped, as no composition depends on the number by
+    which rows are shifted."""
+    op, is_stopped = value.owner, False
+    while isinstance(op, nn.ReshapeOp | nn.StopGradientOp):
         if is_annotated(op.x):
             return None
+        is_stopped |= isinstance(op, nn.StopGradientOp)
         op = op.x.owner
-    if not isinstance(op, nn.ReduceOp):
+    if not isinstance(op, nn.ReduceOp) or (is_stopped and op.kind.data != "max"):
         return None
     shape = unsharded_type(op.x).get_shape()
     dims = dims_of(op.properties, "dims", len(shape))

@@ -31,7 +31,8 @@ Replacements = Mapping[Term, SSAValue]
 WEIGHTS: Mapping[type[Operation], float] = {
     nn.ConstantOp: 0.0,
     **dict.fromkeys((nn.ReshapeOp, nn.TransposeOp, nn.NegOp, nn.ConvertOp), 0.25),
-    **dict.fromkeys((nn.SoftmaxOp, nn.LogSoftmaxOp, nn.CrossEntropyOp), 2.0),
+    **dict.fromkeys((nn.SoftmaxOp, nn.LogSoftmaxOp), 2.0),
+    nn.CrossEntropyOp: 1.5,
 }
 """How much ops count that cost less than others, or that compute exponentials of their own."""
 
@@ -117,9 +118,9 @@ class Builder:
             keep=UnitAttr() if keeps else None,
         )  # fmt: skip
 
-    def number(self, number: float) -> SSAValue:
-        """Return a scalar constant in double precision, one for all compositions."""
-        t = tensor(f64, ())
+    def number(self, number: float, element: Attribute = f64) -> SSAValue:
+        """Return a scalar constant, one for all compositions."""
+        t = tensor(element, ())
         return self._shared(nn.ConstantOp, (), {"value": nn.dense_attr(t, [number])}, t)
 
     def scalar(self, x: SSAValue, element: Attribute) -> SSAValue:

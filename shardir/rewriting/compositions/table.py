@@ -23,6 +23,13 @@ from shardir.dialects.nn.properties import (
     string_attr,
 )
 from shardir.dialects.nn.types import statistic_of, unsharded_type
+from shardir.dialects.text import word
+from shardir.rewriting.compositions.attention import (
+    AttentionForm,
+    NamedValue,
+    attention_form,
+    letters_of,
+)
 from shardir.rewriting.compositions.matching import Match
 from shardir.rewriting.compositions.raising import Builder, CompositionRule, Replacements, TermPlace
 from shardir.rewriting.compositions.terms import (
@@ -234,6 +241,60 @@ def _(b: Builder, m: Match) -> Replacements | None:
     return {log_p_grad: b.value(nn.CrossEntropyGradOp, m["log_p"], flat, cotangent)}
 
 
+def _equal(op: nn.CompareOp) -> bool:
+    return op.how.data == "eq"
+
+
+def _counts_classes(op: nn.IotaOp) -> bool:
+    rank = len(_shape(op.out))
+    return axis_of(op.properties, "dim", rank) == rank - 1
+
+
+classes = OpTerm(nn.IotaOp, (), _counts_classes)
+one_hot = OpTerm(
+    nn.ConvertOp,
+    (
+        either(*(OpTerm(nn.CompareOp, both, _equal) for both in
+                 ((labels, classes), (classes, labels)))),
+    ),
+)  # fmt: skip
+
+
+def _sums_classes(op: nn.ReduceOp) -> bool:
+    rank = len(_shape(op.x))
+    return op.kind.data == "sum" and rank - 1 in dims_of(op.properties, "dims", rank)
+
+
+def by_one_hot(sign: float) -> None:
+    """The sum over classes of one-hot labels and logarithms. A label that is no class selects
+    nothing: its loss is 0."""
+    term = OpTerm(nn.ReduceOp, (sign * one_hot * log_p,), _sums_classes)
+
+    @raises(term, [nn.ReduceOp])
+    def _(b: Builder, m: Match) -> Replacements | None:
+        op, shape, ids = m.parts[term].owner, _shape(m["x"]), m["labels"]
+        assert isinstance(op, nn.ReduceOp)
+        element = unsharded_type(ids).element_type
+        if _shape(ids) != (*shape[:-1], 1) or element not in (i32, i64):
+            return None
+        if _shape(m.parts[one_hot]) != shape:
+            return None
+        no_class, end = (b.number(n, element) for n in (-1, shape[-1]))
+        flat = b.reshape(ids, shape[:-1])
+        is_below = b.value(nn.CompareOp, flat, end, how=word(nn.ComparisonAttr, "lt"))
+        known = b.value(nn.MaxOp, b.value(nn.SelectOp, is_below, flat, no_class), no_class)
+        losses = b.value(nn.CrossEntropyOp, m["x"], known, ignore=int_attr(-1))
+        if sign > 0:
+            losses = b.value(nn.NegOp, losses)
+        dims = [d for d in dims_of(op.properties, "dims", len(shape)) if d != len(shape) - 1]
+        if dims:
+            losses = b.reduced(losses, "sum", dims, op.keep is not None)
+        return {term: b.reshape(losses, _shape(m.parts[term]))}
+
+
+by_one_hot(1.0)
+by_one_hot(-1.0)
+
 # ---- norms ----
 
 weight, bias = map(anything, ("weight", "bias"))
@@ -392,22 +453,13 @@ def _perm(v: SSAValue) -> Sequence[int]:
     return dims_of(op.properties, "perm", len(_shape(v)))
 
 
-def _letters(v: SSAValue) -> tuple[str, str, str]:
-    """The letters of an einsum: of both operands, and of the result."""
-    op = v.owner
-    assert isinstance(op, nn.EinsumOp)
-    operands, out = op.equation.data.split("->")
-    left, right = operands.split(",")
-    return left, right, out
-
-
 def _einsum(b: Builder, x: SSAValue, y: SSAValue, left: str, right: str, out: str) -> SSAValue:
     return b.value(nn.EinsumOp, x, y, equation=string_attr(f"{left},{right}->{out}"))
 
 
 @raises(transposed_product, [nn.TransposeOp], of_floats=False)
 def _(b: Builder, m: Match) -> Replacements | None:
-    left, right, out = _letters(m.parts[product])
+    left, right, out = letters_of(m.parts[product])
     permuted_out = "".join(out[d] for d in _perm(m.parts[transposed_product]))
     return {transposed_product: _einsum(b, m["x"], m["y"], left, right, permuted_out)}
 
@@ -418,7 +470,7 @@ def _of_transposed(side: int) -> None:
 
     @raises(term, [nn.EinsumOp], of_floats=False)
     def _(b: Builder, m: Match) -> Replacements | None:
-        left, right, out = _letters(m.parts[term])
+        left, right, out = letters_of(m.parts[term])
         perm = _perm(m.parts[permuted])
         letters = (left, right)[side]
         before = "".join(letters[perm.index(d)] for d in range(len(perm)))
@@ -439,6 +491,96 @@ def _(b: Builder, m: Match) -> Replacements | None:
         return {twice: m["x"]}
     return {twice: b.value(nn.TransposeOp, m["x"], perm=dims_attr(*perm))}
 
+
+reshaped = OpTerm(nn.ReshapeOp, (x,))
+reshaped_twice = OpTerm(nn.ReshapeOp, (reshaped,))
+
+
+@raises(reshaped_twice, [nn.ReshapeOp], of_floats=False)
+def _(b: Builder, m: Match) -> Replacements | None:
+    return {reshaped_twice: b.reshape(m["x"], _shape(m.parts[reshaped_twice]))}
+
+
+transposed_reduction = OpTerm(nn.TransposeOp, (reduction,))
+
+
+@raises(transposed_reduction, [nn.TransposeOp], [(permuted, x)])
+def _(b: Builder, m: Match) -> Replacements | None:
+    """A reduction of a value that the program also has transposed."""
+    op, perm = m.parts[reduction].owner, _perm(m.parts[permuted])
+    assert isinstance(op, nn.ReduceOp)
+    dims = dims_of(op.properties, "dims", len(perm))
+    left = [d for d in range(len(perm)) if d not in dims]
+    of_result = [left[d] for d in _perm(m.parts[transposed_reduction])] if op.keep is None else None
+    if of_result != [d for d in perm if d not in dims]:
+        return None
+    b.before(transposed_reduction, permuted)
+    moved = b.value(nn.TransposeOp, m["x"], perm=dims_attr(*perm))
+    reduced = b.reduced(moved, op.kind.data, [perm.index(d) for d in dims], False)
+    return {transposed_reduction: reduced, permuted: moved}
+
+
+# ---- attention ----
+
+
+def _arranged(b: Builder, x: NamedValue, order: Sequence[str]) -> SSAValue:
+    """A value whose dimensions are those of `order`, of size 1 where it has none of a name."""
+    names, value = [n for n in x.names if n], x.value
+    wanted = [n for n in order if n in names]
+    if names != wanted:
+        squeezed = b.reshape(value, [*x.sizes.values()])
+        value = b.value(nn.TransposeOp, squeezed, perm=dims_attr(*map(names.index, wanted)))
+    return b.reshape(value, [x.sizes.get(n, 1) for n in order])
+
+
+def _attention(b: Builder, f: AttentionForm, scale: Attribute | None) -> SSAValue:
+    groups = [f.group] if f.group and not f.heads else []
+    rows = [*f.lead, *groups, f.row]
+    q = _arranged(b, f.q, [*rows, f.inner])
+    k, v = (
+        _arranged(b, x, [*f.lead, *("" for _ in groups), f.column, last])
+        for x, last in ((f.k, f.inner), (f.v, f.outer))
+    )
+    operands = [q, k, v]
+    if f.mask is not None:
+        by_group = [*f.lead, *([f.group] if f.group else []), f.row, f.column]
+        whole = zip([*rows, f.column], (*_shape(q)[:-1], _shape(k)[-2]), strict=True)
+        sizes = [n if name in f.mask.names else 1 for name, n in whole]
+        while len(sizes) > 2 and sizes[0] == 1:
+            del sizes[0]
+        mask = b.reshape(_arranged(b, f.mask, by_group), sizes)
+        operands.append(mask)
+    y = b.value(nn.AttentionOp, *operands, causal=UnitAttr() if f.causal else None, scale=scale)
+    order = [n for n in f.out.names if n]
+    names = [*rows, f.outer]
+    if f.group and f.heads:
+        at = order.index(f.heads)
+        if order[at + 1 : at + 2] == [f.group]:
+            order.remove(f.group)
+        else:
+            names.insert(names.index(f.heads) + 1, f.group)
+            y = b.reshape(y, [f.out.sizes.get(n, 1) for n in names])
+    return b.reshape(_arranged(b, NamedValue.of(y, names), order), _shape(f.out.value))
+
+
+def _of_softmax(side: int) -> None:
+    softmax_of_scores = OpTerm(nn.SoftmaxOp, (x,))
+    operands = (softmax_of_scores, y) if side == 0 else (y, softmax_of_scores)
+    term = OpTerm(nn.EinsumOp, operands)
+
+    @raises(term, [nn.EinsumOp])
+    def _(b: Builder, m: Match) -> Replacements | None:
+        form = attention_form(m.parts[term], side)
+        if form is None:
+            return None
+        default = form.q.sizes[form.inner] ** -0.5
+        scale = decimal(form.scale, m.parts[term])
+        is_default = m.is_close(form.scale, default)
+        return {term: _attention(b, form, None if is_default else float_attr(scale))}
+
+
+_of_softmax(0)
+_of_softmax(1)
 
 # ---- parts, one beside the other ----
 
