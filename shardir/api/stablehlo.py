@@ -383,7 +383,7 @@ def _imported(
             role.sharding = own
     with no_gc():
         function = importer.run(name, roles, updates, metrics=metrics, private=is_loss)
-    if updates and not is_loss:
-        mark_step(function.func)
-    RaiseCompositions().apply(Context(), start.module.module)
+        if updates and not is_loss:
+            mark_step(function.func)
+        RaiseCompositions().apply(Context(), start.module.module)
     return start.module.module

@@ -54,6 +54,11 @@ class RowDims:
     count: int
 
 
+Possible = dict[tuple[Term, Item, float], bool]
+"""Whether a term matches an item in some way, at a precision, with no name bound: as long as the
+program stays, it matches in no way otherwise."""
+
+
 @dataclass(frozen=True)
 class Match:
     """The values and numbers of the names of a term, and the values of its parts."""
@@ -63,6 +68,7 @@ class Match:
     rows: dict[str, RowDims] = field(default_factory=dict)
     parts: dict[Term, SSAValue] = field(default_factory=dict)
     precision: float = 1e-6
+    possible: Possible = field(default_factory=dict)
 
     def __getitem__(self, name: str) -> SSAValue:
         return self.values[name]
@@ -90,10 +96,10 @@ class Match:
 Matches = Iterator[tuple[Match, float]]
 
 
-def matches(term: Term, value: SSAValue) -> Iterator[Match]:
+def matches(term: Term, value: SSAValue, possible: Possible) -> Iterator[Match]:
     """Yield the matches of a term with a value: no number is left over."""
     precision = PRECISION.get(element_name(unsharded_type(value).element_type), 0.0)
-    yield from again(term, value, Match(precision=precision))
+    yield from again(term, value, Match(precision=precision, possible=possible))
 
 
 def again(term: Term, value: SSAValue, match: Match) -> Iterator[Match]:
@@ -277,8 +283,45 @@ def _without_leading_ones(shape: Sequence[int]) -> tuple[int, ...]:
 def _sum(term: SumTerm, item: Item, match: Match) -> Matches:
     if not isinstance(item, SSAValue) or not isinstance(item.owner, nn.AddOp | nn.SubOp | nn.NegOp):
         return
-    for addends in _addend_cuts(item, [(item, 1.0)], len(term.addends)):
-        yield from _addends(_constrained_first(term.addends), addends, match, None)
+    terms, count = _constrained_first(term.addends), len(term.addends)
+    values = _all_addends(item, count)
+    if len(values) > count + 1 and not all(  # with several cuts
+        any(_is_possible(t, v, match) for v in values) for t in terms
+    ):
+        return
+    for addends in _addend_cuts(item, [(item, 1.0)], count):
+        yield from _addends(terms, addends, match, None)
+
+
+def _is_possible(term: Term, item: Item, match: Match) -> bool:
+    """Whether a term may match an item, whatever the names are: a product by the number of elements
+    of a row also has a reduction of the row."""
+    if isinstance(term, Anything) and term.accepts is None:
+        return True
+    key = term, item, match.precision
+    if (known := match.possible.get(key)) is None:
+        unbound = Match(precision=match.precision, possible=match.possible)
+        known = next(_unify(term, item, unbound), None) is not None
+        match.possible[key] = known
+    return known
+
+
+def _all_addends(whole: SSAValue, count: int) -> list[SSAValue]:
+    """Return the values that occur in some way in which a value is a sum of `count` others."""
+    values, waiting = [], [(whole, count)]
+    while waiting:
+        value, most = waiting.pop()
+        if value is not whole:
+            value = _broadcast_source(value)
+        op = value.owner
+        is_open = value is whole or not is_annotated(value)
+        if isinstance(op, nn.NegOp) and is_open:
+            waiting.append((op.x, most))
+            continue
+        values.append(value)
+        if most > 1 and isinstance(op, nn.AddOp | nn.SubOp) and is_open:
+            waiting += [(op.lhs, most - 1), (op.rhs, most - 1)]
+    return values
 
 
 def _addend_cuts(
@@ -328,8 +371,8 @@ def _signed(term: Term, value: SSAValue, sign: float, match: Match) -> Matches:
 
 
 def _constrained_first(terms: Sequence[Term]) -> list[Term]:
-    """Put names last: they match anything."""
-    return sorted(terms, key=lambda t: isinstance(t, Anything))
+    """Put names of certain values first, and others last: they match anything."""
+    return sorted(terms, key=lambda t: isinstance(t, Anything) and (1 if t.accepts is None else -1))
 
 
 # ---- products ----
@@ -350,8 +393,8 @@ def _product(term: ProductTerm, item: Item, match: Match, sign: float = 1.0) -> 
     counts = len(term.over), len(term.under)
     for factors in _factor_cuts(item, [(item, True)], *counts):
         over, under = _constrained_first(term.over), _constrained_first(term.under)
-        for extended, ratio in _factors(over, factors.over, match):
-            for whole, divisor in _factors(under, factors.under, extended):
+        for extended, divisor in _factors(under, factors.under, match):  # most are no divisors
+            for whole, ratio in _factors(over, factors.over, extended):
                 if term.counts and ROWS not in whole.rows:
                     continue
                 n = whole.rows[ROWS].count if term.counts else 1

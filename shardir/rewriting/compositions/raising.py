@@ -20,7 +20,13 @@ from shardir.dialects.nn.base import Props, TensorOp
 from shardir.dialects.nn.properties import dims_attr
 from shardir.dialects.nn.types import unsharded_type
 from shardir.dialects.text import word
-from shardir.rewriting.compositions.matching import Match, elsewhere, is_annotated, matches
+from shardir.rewriting.compositions.matching import (
+    Match,
+    Possible,
+    elsewhere,
+    is_annotated,
+    matches,
+)
 from shardir.rewriting.compositions.terms import Term
 from shardir.rewriting.rewriter import Rewriter, erase
 
@@ -166,6 +172,8 @@ class Order:
     count: int = 0
     shared: dict[Any, SSAValue] = field(default_factory=dict)
     """Results of new scalar ops, which all compositions share."""
+    possible: Possible = field(default_factory=dict)
+    """What is known of terms since the last change."""
 
     @staticmethod
     def of(ops: Sequence[Operation]) -> "Order":
@@ -204,7 +212,7 @@ def raise_block(rules: Sequence[CompositionRule], block: Block) -> bool:
 def _apply(rule: CompositionRule, root: SSAValue, order: Order) -> bool:
     if rule.of_floats and not isinstance(unsharded_type(root).element_type, AnyFloat):
         return False
-    for match in matches(rule.root, root):
+    for match in matches(rule.root, root, order.possible):
         whole = _with_others(rule, match)
         if whole is None:
             continue
@@ -215,6 +223,7 @@ def _apply(rule: CompositionRule, root: SSAValue, order: Order) -> bool:
             assert not builder.ops
             continue
         if _replace(builder, whole, replacements):
+            order.possible.clear()
             return True
         builder.discard()
     return False
