@@ -93,10 +93,12 @@ def check_op(
         AssertionError: the laws that do not hold, each with the case, the layouts and the first
             different element; and what the cases do not cover.
     """
-    others = [case for case in cases if case.op is not op]
-    if others or not cases:
-        got = f"one of {others[0].op.name}" if others else "none"
-        raise AssertionError(f"expected cases of {op.name}, got {got}")
+    if not isinstance(op, type) or not issubclass(op, TensorOp):
+        raise AssertionError(f"expected a class of ops, got {op!r}")
+    wrong = [x for x in cases if not isinstance(x, Case) or x.op is not op]
+    if wrong or not cases:
+        got = [f"one of {x.op.name}" if isinstance(x, Case) else repr(x) for x in wrong]
+        raise AssertionError(f"expected cases of {op.name}, got {got[0] if got else 'none'}")
     if emitted and find_spec("torch") is None:
         raise AssertionError("the emitted text needs torch: install it, or give emitted=False")
     is_torch = isinstance(reference, by_torch)

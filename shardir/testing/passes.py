@@ -10,7 +10,7 @@ from xdsl.passes import ModulePass
 from shardir.dialects import dist
 from shardir.interpret import check_pass as check_equivalence
 from shardir.interpret.evaluator import is_local_function
-from shardir.rewriting.registry import run_pipeline
+from shardir.rewriting.registry import build, run_pipeline
 from shardir.syntax.parser import parse
 from shardir.syntax.printer import print_module
 from shardir.syntax.source import collect_warnings
@@ -58,7 +58,11 @@ def check_pass(
 
     Raises:
         AssertionError: a law does not hold; with the least program of which it does not, as text.
+        ShardirError: there is no such pass or option.
     """
+    for text in (before, tested):
+        if isinstance(text, str) and text:
+            build(text)  # names and options that do not exist are no law's fault
     name = tested if isinstance(tested, str) else tested.name
     laws = _PassLaws(tested, name, before, idempotent)
     count, is_changed = 0, False

@@ -1,6 +1,7 @@
 """`-t stablehlo`: programs in both views, run by XLA, with torch's answers and our own layouts; and
 read again by our importer."""
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -33,7 +34,7 @@ import shardir
 from shardir.algebra.layout import replicated
 from shardir.algebra.mesh import Mesh
 from shardir.api.stablehlo import import_text
-from shardir.dialects import dist
+from shardir.dialects import dist, nn
 from shardir.interpret import run
 from shardir.interpret.evaluator import global_type, is_local_function
 from shardir.interpret.values import assemble, round_to_element, split
@@ -345,6 +346,22 @@ def test_all_ops_without_a_counterpart_are_one_error(tmp_path: Path):
     assert f"{path}:4:" in errors and "acme.fold" in errors
     assert f"{path}:5:" in errors and "acme.bend" in errors
     assert errors.count("error:") == 2, errors
+
+
+def test_definitions_that_fail_and_manual_computations_are_refused(monkeypatch: pytest.MonkeyPatch):
+    path = Path(__file__).parents[1] / "filecheck/lower-to-spmd/manual.ir"
+    name = re.findall(r"func.func @(\w+)", path.read_text())[0]
+    code, _, errors = run_tool(["shard-opt", str(path), "-t", f"stablehlo{{function={name}}}"], b"")
+    assert code == 1 and "got dist.manual: a program of each device; write the local view" in errors
+
+    def evaluate(*_: object) -> None:
+        raise KeyError("a table")
+
+    monkeypatch.setattr(nn.SoftplusOp, "evaluate", evaluate)
+    module = applied(REFUSED.replace('"acme.fold"(%x)', "nn.softplus %x").replace(
+        '"acme.bend"(%y)', "nn.relu %y"), "strip-layouts")  # fmt: skip
+    with pytest.raises(shardir.ShardirError, match=r"got nn\.softplus: KeyError: 'a table'"):
+        shardir.to_stablehlo(module)
 
 
 def test_uneven_shards_of_partitions_are_refused():

@@ -1,5 +1,6 @@
 """check_op finds what is wrong in an op: each op here has one error, the first one none."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
@@ -239,6 +240,17 @@ def test_what_cases_do_not_vary_is_named() -> None:
         " nothing covers the law that uneven shards: ad",
         " nothing covers the law that empty shards: add",
     ]
+
+
+def test_arguments_of_another_kind_are_named() -> None:
+    wrong: list[tuple[Any, Any, str]] = [
+        ("nn.relu", [], "expected a class of ops, got 'nn.relu'"),
+        (nn.ReluOp, [3], "expected cases of nn.relu, got 3"),
+        (nn.ReluOp, [], "expected cases of nn.relu, got none"),
+    ]
+    for op, cases, message in wrong:
+        with pytest.raises(AssertionError, match=re.escape(message)):
+            check_op(op, cases, lambda op, x: x)
 
 
 def test_an_element_type_without_a_case_is_found() -> None:

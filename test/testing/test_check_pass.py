@@ -123,6 +123,12 @@ def test_a_pass_that_changes_nothing_is_said_so() -> None:
     check_pass(Growing, [NEGATED], seeds=(), idempotent=False)
 
 
+def test_a_pass_that_does_not_exist_breaks_no_law() -> None:
+    for tested, before in (("fuse-swosh", ""), ("canonicalize", "fuse-swosh")):
+        with pytest.raises(ShardirError, match=r"^there is no pass fuse-swosh"):
+            check_pass(tested, before=before)
+
+
 def test_random_programs_are_reduced_to_a_planted_fault() -> None:
     """Of programs with and without layouts: to the op, its inputs alone, and the same each time."""
     seeds = [s for s in range(12) if "nn.neg" in ops_of(random_program(s, 12))][:2]

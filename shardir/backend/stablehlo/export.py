@@ -28,6 +28,7 @@ from shardir.backend.stablehlo.traced import TracedArray, Untraceable
 from shardir.backend.stablehlo.writer import HloWriter, ValueNames, WrittenValue
 from shardir.diagnostics import Failure, ShardirError
 from shardir.dialects import dist, nn, train
+from shardir.dialects.dist.manual import ManualOp
 from shardir.dialects.nn.base import Composite, TensorOp, decomposes
 from shardir.dialects.nn.elementwise import Elementwise
 from shardir.dialects.nn.types import unsharded_type
@@ -260,6 +261,8 @@ class FunctionExport:
         """Raise Untraceable for ops that are refused whatever their operands are."""
         if isinstance(op, nn.CustomOp) and op.custom.evaluate is None:
             raise Untraceable("it has no evaluation in numpy; register_custom_op(evaluate=...)")
+        if isinstance(op, ManualOp):
+            raise Untraceable("a program of each device; write the local view, after lower-to-spmd")
         among = isinstance(self.place, PartitionPlace) and (
             isinstance(op, dist.RingProductOp)
             or (isinstance(op, dist.CollectiveOp) and op.record.name in COLLECTIVES)
@@ -305,9 +308,10 @@ class FunctionExport:
         if not isinstance(op, Composite):
             try:
                 return self._traced(op, operands)
-            except (Untraceable, TypeError, ValueError) as error:
+            except Exception as error:  # of a definition that may be of an extension
                 if not decomposes(type(op)):
-                    raise Untraceable(str(error)) from None
+                    kind = "" if isinstance(error, Untraceable) else f"{type(error).__name__}: "
+                    raise Untraceable(f"{kind}{error}") from None
         return self._decomposed(op, operands)
 
     def _traced(self, op: TensorOp, operands: list[TracedArray]) -> Sequence[TracedArray]:
