@@ -22,7 +22,7 @@ from shardir.diagnostics import Failure, Located, coded
 from shardir.dialects.blocks import of_kind
 from shardir.dialects.dist.manual import ManualOp
 from shardir.rewriting.bases import Function, FunctionPass, collect_errors
-from shardir.rewriting.copying import inline
+from shardir.rewriting.inlining import inline
 from shardir.rewriting.rewriter import erase
 
 MAX_OPS = 200_000

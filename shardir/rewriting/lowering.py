@@ -13,7 +13,7 @@ from shardir.dialects.blocks import of_kind, ops_of
 from shardir.dialects.dist.manual import ManualOp
 from shardir.dialects.nn.base import TensorOp
 from shardir.dialects.nn.types import element_name
-from shardir.rewriting.copying import inline
+from shardir.rewriting.inlining import inline
 from shardir.rewriting.placement import layout_at
 from shardir.rewriting.rewriter import Rewriter
 
