@@ -130,14 +130,14 @@ def _attribute(
         case str() if issubclass(base, TextAttr):
             return base.read(value)
         case dict() if issubclass(base, DictionaryAttr):
-            return DictionaryAttr({k: _option(v) for k, v in value.items()})
+            return DictionaryAttr({k: option_attribute(v) for k, v in value.items()})
     raise ShardirError(
         f"expected {name} of {kind.name} to be {_describe_values(base)}, got {value!r:.60}"
     )
 
 
-def _option(value: Any) -> Attribute:
-    """Convert an option of a custom op to an attribute. Raises ShardirError."""
+def option_attribute(value: Any) -> Attribute:
+    """Return an option of a custom op as an attribute. Raises ShardirError."""
     match value:
         case bool():
             return IntegerAttr(int(value), i1)
@@ -148,7 +148,7 @@ def _option(value: Any) -> Attribute:
         case str():
             return StringAttr(value)
         case tuple() | list():
-            return ArrayAttr([_option(v) for v in value])
+            return ArrayAttr([option_attribute(v) for v in value])
     raise ShardirError(f"expected an option of numbers, text or tuples of them, got {value!r:.60}")
 
 

@@ -3,13 +3,12 @@
 from collections.abc import Sequence
 from typing import Any
 
-from xdsl.dialects.builtin import ArrayAttr, DictionaryAttr, IntegerAttr, StringAttr, i1
-from xdsl.ir import Attribute
+from xdsl.dialects.builtin import DictionaryAttr, StringAttr
 
 from shardir.build import Value
+from shardir.build.attributes import option_attribute
 from shardir.dialects.nn import CustomOp
 from shardir.dialects.nn.custom import is_dotted_name, is_registered
-from shardir.dialects.nn.properties import float_attr, int_attr
 from shardir.frontends.stablehlo.form import HloOp
 from shardir.frontends.stablehlo.shardy import RULE, rule_from_sdy
 from shardir.frontends.stablehlo.translation import HloEntry, OpTranslation
@@ -56,22 +55,7 @@ def _options(t: OpTranslation) -> dict[str, Any]:
         return {}
     if not isinstance(config, dict):
         return {"config": StringAttr(str(config))}
-    return {key: _attribute(t, value) for key, value in config.items()}
-
-
-def _attribute(t: OpTranslation, value: Any) -> Attribute:
-    match value:
-        case bool():
-            return IntegerAttr(int(value), i1)
-        case int():
-            return int_attr(value)
-        case float():
-            return float_attr(value)
-        case str():
-            return StringAttr(value)
-        case list() | tuple():
-            return ArrayAttr([_attribute(t, v) for v in value])
-    t.refuse(f"the value {value} in backend_config")
+    return {key: option_attribute(value) for key, value in config.items()}
 
 
 TABLE: dict[str, HloEntry] = {CALL: _custom}
