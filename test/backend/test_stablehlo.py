@@ -8,9 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-
-pytest.importorskip("jaxlib")
-
 from op_cases import CASES, Case
 from support import xla
 from support.extent import long_form

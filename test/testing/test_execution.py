@@ -45,7 +45,7 @@ def arguments() -> list[np.ndarray]:
     return [x, w, v, np.arange(5, dtype=np.int32)]
 
 
-@pytest.mark.parametrize("backend", ["", "simulated", "gloo"])
+@pytest.mark.parametrize("backend", ["", "simulated", "gloo", "shm"])
 def test_a_function_has_the_values_of_numpy(backend: str, arguments: list[np.ndarray]) -> None:
     """With uneven shards: all-reduce, all-gather, reduce-scatter and all-to-all are in it."""
     compiled = shardir.compile(MLP, mode="hybrid")
