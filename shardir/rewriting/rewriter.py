@@ -20,7 +20,7 @@ from shardir.algebra.mesh import Mesh
 from shardir.algebra.op_sharding import choose_op_sharding
 from shardir.algebra.redistribution import estimated_seconds
 from shardir.compat.xdsl import name_of, type_of
-from shardir.dialects.dist import RedistributeOp, laid_out, layout_of, with_layout
+from shardir.dialects.dist import RedistributeOp, StrategyAttr, laid_out, layout_of, with_layout
 from shardir.dialects.nn.base import (
     Composite,
     Props,
@@ -205,6 +205,13 @@ class Rewriter(Spellings):
             return (), outs
         factors = rule_of(kind, tuple(types), tuple(outs), props)
         layouts = tuple(self.layout(v) for v in operands)
+        if kind.KEEPS_STRATEGY and isinstance(strategy := props.get("strategy"), StrategyAttr):
+            placement = strategy.data.op_sharding(factors, self.mesh)
+            wanted = zip(layouts, placement.operands, strict=True)
+            return tuple(None if have == want else want for have, want in wanted), [
+                laid_out(t.element_type, t.get_shape(), l)
+                for t, l in zip(outs, placement.results, strict=True)
+            ]
         hints = tuple(
             hint.complete if hint is not None and len(hint.dims) == len(t.get_shape()) else None
             for t in outs
@@ -296,9 +303,9 @@ class Rewriter(Spellings):
         return (x, repeated_layout(layout, dims)) if is_broadcast_layout else None
 
     def complete(self, value: SSAValue) -> SSAValue:
-        """Return a value without partial axes. A scalar is reduced to device memory, where devices
-        communicate."""
-        if self.mesh is None or not (layout := self.layout(value)).partial:
+        """Return a value without partial values to reduce. A scalar is reduced to device memory,
+        where devices communicate."""
+        if self.mesh is None or not (layout := self.layout(value)).partial or layout.varying:
             return value
         complete = layout.complete
         return self.redistribute(value, complete if layout.dims else complete.on_device)
@@ -315,7 +322,10 @@ class Rewriter(Spellings):
 
     def record_known(self, value: SSAValue, same: SSAValue) -> None:
         """Record `same` as the value in a second layout: it is not redistributed to that layout
-        again. If `same` is the reduced form of a partial value, ops use it."""
+        again. If `same` is the reduced form of a partial value, ops use it. A value that varies
+        and its reduction are two values."""
+        if self.layout(value).varying != self.layout(same).varying:
+            return
         self._moved.setdefault((value, self.layout(same)), same)
         if self.layout(value).partial and not self.layout(same).partial:
             self._complete.setdefault(value, same)

@@ -24,10 +24,12 @@ Program = tuple[Body, Sequence[P], Sequence[P], Sequence[tuple[int, ...]]]
 assert jax_devices.COUNT == 8
 
 
-def sharded(body: Body, ins: Sequence[P], outs: Sequence[P], mesh: Any = None) -> Any:
+def sharded(
+    body: Body, ins: Sequence[P], outs: Sequence[P], mesh: Any = None, checked: bool = False
+) -> Any:
     mesh = mesh or jax.make_mesh((2, 4), ("x", "y"), (AxisType.Auto,) * 2)
     return jax.shard_map(
-        body, mesh=mesh, in_specs=tuple(ins), out_specs=tuple(outs), check_vma=False
+        body, mesh=mesh, in_specs=tuple(ins), out_specs=tuple(outs), check_vma=checked
     )
 
 
@@ -97,9 +99,9 @@ def tensor_parallel_step() -> Program:
 PROGRAMS = {f.__name__: f for f in (collectives, ring_attention, tensor_parallel_step)}
 
 
-def drawn(shapes: Sequence[tuple[int, ...]]) -> list[np.ndarray]:
+def drawn(shapes: Sequence[tuple[int, ...]], dtype: Any = np.float32) -> list[np.ndarray]:
     random = np.random.default_rng(3)
-    return [random.standard_normal(s).astype(np.float32) for s in shapes]
+    return [random.standard_normal(s).astype(dtype) for s in shapes]
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
@@ -113,6 +115,67 @@ def test_equals_jax(name: str) -> None:
             np.testing.assert_allclose(got, want, rtol=2e-5, atol=2e-5)
 
 
+def transposed() -> Program:
+    """Collectives with transposes: of values that are equal on devices, that vary, and of both."""
+
+    def body(a: Any, w: Any, s: Any) -> Any:
+        n = lax.axis_index("y")
+        some = lax.ppermute(jnp.tanh(a @ w), "y", [(0, 2), (3, 1)])
+        summed = lax.psum(jnp.where(a > 0, a, s), "x")
+        gathered = lax.all_gather(summed * (n + 1.0), "y")
+        mean = lax.pmean(jnp.exp(w.sum() * s) * (n + a.sum()), ("x", "y"))
+        scattered = lax.psum_scatter(jnp.sin(w) * (n + a.mean()), "y", scatter_dimension=1)
+        row = lax.dynamic_slice_in_dim(w, n, 1, 0)
+        moved = lax.all_to_all(w * (1.0 + n), "y", 1, 1, tiled=True)
+        return some, gathered.sum(0) * mean, scattered, row, moved, mean + s**2
+
+    both = P(("x", "y"))
+    return body, (P("x"), P(), P()), (both, P(), both, P("y"), P("y"), P()), ((4, 4), (4, 4), ())
+
+
+def typed() -> Program:
+    """JAX checks which values vary, and transposes by this."""
+
+    def body(a: Any, w: Any) -> Any:
+        c = lax.psum(lax.all_gather(a, "x", tiled=True) @ w, "x") / 2
+        d = lax.psum(lax.pcast(w, ("x", "y"), to="varying") * a.sum(), ("x", "y"))
+        return c, d @ d, lax.psum(lax.ppermute(a, "x", [(0, 1)]), "x")
+
+    return body, (P("x"), P()), (P(), P(), P()), ((4, 4), (4, 4))
+
+
+GRADIENTS = {
+    f.__name__: f for f in (transposed, typed, collectives, ring_attention, tensor_parallel_step)
+}
+
+
+@pytest.mark.parametrize("name", GRADIENTS)
+def test_gradients(name: str) -> None:
+    """In f64 those of jax.grad; those of difference quotients where JAX has none (pmax)."""
+    body, ins, outs, shapes = GRADIENTS[name]()
+    with jax.enable_x64(True):
+        f, args = sharded(body, ins, outs, checked=name == "typed"), drawn(shapes, np.float64)
+
+        def loss(args: Any) -> Any:
+            return sum(jnp.sum(jnp.sin(y) * (i + 1)) for i, y in enumerate(f(*args)))
+
+        compiled = shardir.from_jax(loss, args, optimizer="sgd, lr = 1.0")
+        value, *new = run(compiled.module, "step", args)
+        got = [a - b for a, b in zip(args, new, strict=True)]
+        if name == "collectives":
+            above, below = (
+                run(compiled.original, "loss", [a * (1 + h) for a in args])[0]
+                for h in (1e-5, -1e-5)
+            )
+            slope = sum(float((g * a).sum()) for g, a in zip(got, args, strict=True))
+            np.testing.assert_allclose((above - below) / 2e-5, slope, rtol=1e-6)
+            return
+        expected, gradients = jax.jit(jax.value_and_grad(loss))(args)
+    np.testing.assert_allclose(value, expected, rtol=1e-10)
+    for g, want in zip(got, gradients, strict=True):
+        np.testing.assert_allclose(g, want, rtol=1e-9, atol=1e-12 * np.abs(want).max())
+
+
 def test_on_real_ranks() -> None:
     """The ring on four ranks is attention."""
     body, ins, outs, shapes = ring_attention()
@@ -122,6 +185,37 @@ def test_on_real_ranks() -> None:
     weights = np.exp(q @ k.T)
     expected = weights @ v / weights.sum(-1, keepdims=True)
     np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_training_on_real_ranks() -> None:
+    """Steps through the ring on four ranks, two microbatches each, are those of JAX."""
+    body, ins, outs, shapes = ring_attention()
+    q, k, v = drawn(shapes)
+    attend = sharded(body, ins, outs, AbstractMesh((2, 2), ("x", "y")))
+
+    def loss(weights: Any, q: Any) -> Any:
+        return jnp.mean((attend(q, *weights)[0] - 1.0) ** 2)
+
+    compiled = shardir.from_jax(
+        loss,
+        (k, v),
+        q,
+        optimizer="sgd, lr = 1.0",
+        recompute="full",
+        accumulate="mean, microbatches = 2",
+    )
+    report = compiled.run(steps=3, verbose=False)
+
+    def attention(weights: Any, q: Any) -> Any:
+        k, v = weights
+        return jnp.mean((jax.nn.softmax(q @ k.T) @ v - 1.0) ** 2)
+
+    weights, losses = (k, v), []
+    for _ in range(3):
+        value, gradients = jax.value_and_grad(attention)(weights, q)
+        weights = jax.tree.map(lambda w, g: w - g, weights, gradients)
+        losses.append(float(value))
+    np.testing.assert_allclose(report.losses["step"], losses, rtol=1e-5)
 
 
 def test_a_replicated_result_that_differs_is_found() -> None:

@@ -11,10 +11,13 @@ from math import fsum
 
 from xdsl.ir import Operation, SSAValue
 
+from shardir.algebra.collectives import CollectiveStep
 from shardir.algebra.estimates import ranked
 from shardir.algebra.layout import Layout
+from shardir.algebra.mesh import Axes
 from shardir.algebra.redistribution import estimated_seconds
-from shardir.dialects.dist import layout_of
+from shardir.diagnostics import ShardirError, coded
+from shardir.dialects.dist import laid_out, layout_of, step_op
 from shardir.dialects.nn.types import itemsize, unsharded_type
 from shardir.dialects.train import stage_attrs, stage_in, stage_of
 from shardir.rewriting.rewriter import Rewriter
@@ -64,13 +67,13 @@ class Cotangents:
         mesh, current, target_layout = (
             self.builder.mesh,
             self.builder.layout(total),
-            layout.complete,
+            cotangent_layout(layout),
         )
-        if may_be_partial and not any(
-            mesh.overlap(a, b) for a in current.partial for b in target_layout.used
-        ):  # reducing later takes no longer, and may then cover several values at once
+        crossing = (mesh.overlap(a, b) for a in current.partial for b in target_layout.used)
+        if may_be_partial and not target_layout.partial and not any(crossing):
+            # reducing later takes no longer, and may then cover several values at once
             target_layout = target_layout.with_partial(current.partial, current.reduction)
-        return self.builder.redistribute(total, target_layout)
+        return move(self.builder, total, target_layout)
 
     def value(self, v: SSAValue) -> SSAValue:
         """Return the cotangent of a value with addends, in the layout of the value."""
@@ -82,7 +85,7 @@ class Cotangents:
         places = self.sums.pop(v)
         if len(places) > 1 and self.builder.mesh is not None:
             layout = self._common_layout(v, [*places.values()], end)
-            moved = [((layout, s), self.builder.redistribute(d, layout))
+            moved = [((layout, s), move(self.builder, d, layout))
                      for (_, s), d in places.items()]  # fmt: skip
             places = {}
             self._add_up(v, places, moved)
@@ -120,9 +123,11 @@ class Cotangents:
         """Return the layout in which addends of several layouts are added: `end` or the layout of
         an addend, whichever needs the cheapest redistributions to it and on to `end`."""
         b, t = self.builder, unsharded_type(v)
-        end = (end or b.layout(v)).complete
+        end = cotangent_layout(end or b.layout(v))
         assert b.mesh is not None
         mesh = b.mesh
+        if any(layout.varying for layout in (end, *map(b.layout, addends))):
+            return end
 
         def seconds(layout: Layout) -> float:
             after = estimated_seconds(t.get_shape(), mesh, layout, end, itemsize(t))
@@ -130,6 +135,60 @@ class Cotangents:
 
         options = dict.fromkeys((end, *map(b.layout, addends)))
         return ranked(options, seconds, lambda _: 0)[0][1]
+
+
+def cotangent_layout(layout: Layout) -> Layout:
+    """Return the layout of the cotangent of a value: complete, or varying as the value does."""
+    return layout if layout.varying else layout.complete
+
+
+def move(b: Rewriter, d: SSAValue, target: Layout) -> SSAValue:
+    """Return an addend of a cotangent in the layout `target`. One that varies over more axes is the
+    sum over these: each device has used the same value."""
+    have, mesh = b.layout(d), b.mesh
+    if mesh is None or have.varying == target.varying:
+        return b.redistribute(d, target)
+    shared = mesh.cut(target.varying, have.varying)
+    summed = tuple(a for a in mesh.cut(have.varying, target.varying) if a not in shared)
+    if any(mesh.overlap(a, b) for a in summed for b in target.varying):
+        message = f"expected sub-axes that do not cross, got those of [{have}] and [{target}]"
+        raise ShardirError(coded("G8", message, use="let values vary over whole axes"))
+    if summed:
+        d = sum_over(b, d, summed)
+    rest = b.layout(d).varying
+    d = b.redistribute(d, target.with_partial(rest, "any"))
+    return d if rest == target.varying else reinterpret(b, d, target)
+
+
+def sum_over(b: Rewriter, x: SSAValue, axes: Axes) -> SSAValue:
+    """Return the sum over axes of a value that varies over them."""
+    assert b.mesh is not None
+    rest = b.mesh.without(b.layout(x).varying, axes)
+    assert rest is not None
+    layout = b.layout(x).with_partial(rest, "any")
+    return insert_step(b, CollectiveStep("all_reduce", axes, layout), x)
+
+
+def reinterpret(b: Rewriter, x: SSAValue, layout: Layout) -> SSAValue:
+    """Return the data of each device as that of a value with another layout."""
+    if b.layout(x) == layout:
+        return x
+    return insert_step(b, CollectiveStep("reinterpret", (), layout), x)
+
+
+def insert_step(b: Rewriter, step: CollectiveStep, x: SSAValue) -> SSAValue:
+    """Return the result of a collective that keeps the shapes of shards."""
+    t, mesh, layout = unsharded_type(x), b.mesh, step.layout
+    assert mesh is not None
+    local = b.layout(x).local_shape(mesh, t.get_shape())
+    shape = layout.global_shape(mesh, local)
+    new = step_op(step, x, laid_out(t.element_type, shape, layout))
+    new.results[0].name_hint = x.name_hint
+    new.attributes.update(b.attributes)
+    if b.location is not None:
+        new.location = b.location
+    b.insert(new)
+    return new.results[0]
 
 
 def _stage_of_maker(v: SSAValue) -> int | None:

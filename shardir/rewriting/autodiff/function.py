@@ -11,7 +11,7 @@
    }
 """
 
-from xdsl.dialects.builtin import AnyFloat, TensorType
+from xdsl.dialects.builtin import AnyFloat, ModuleOp, TensorType
 from xdsl.dialects.func import FuncOp, ReturnOp
 from xdsl.ir import Block, SSAValue
 
@@ -20,7 +20,7 @@ from shardir.analysis.functions import name_of
 from shardir.analysis.roles import differentiated_arguments
 from shardir.diagnostics import Failure, Located
 from shardir.dialects.blocks import ops_of
-from shardir.dialects.dist import RedistributeOp, layout_of
+from shardir.dialects.dist import RedistributeOp, layout_of, module_of
 from shardir.dialects.nn.types import unsharded_type
 from shardir.dialects.train import (
     PIPELINE,
@@ -44,6 +44,7 @@ from shardir.dialects.train import (
 )
 from shardir.rewriting.autodiff.arguments import ArgAttributes, Arguments
 from shardir.rewriting.autodiff.backward import BackwardPart
+from shardir.rewriting.autodiff.manual import ManualGradients
 from shardir.rewriting.autodiff.microbatches import add_loop
 from shardir.rewriting.autodiff.saved_results import add_saved_results
 from shardir.rewriting.autodiff.separate_update import summed, update_function
@@ -82,9 +83,13 @@ class Differentiation:
         self.differentiated = self.differentiated_arguments()
         self.builder = Rewriter(mesh, block)
         self.builder.location = request.location
+        module = module_of(request)
+        assert isinstance(module, ModuleOp)
+        self.manual = ManualGradients(module)
         self.backward = BackwardPart(
             request, self.arguments, self.builder, self.differentiated, self.updated, metrics
         )
+        self.backward.transposition.manual = self.manual.of_op
 
     def differentiated_arguments(self) -> list[int]:
         """Return the indices of the arguments with respect to which the function is differentiated.
@@ -110,6 +115,7 @@ class Differentiation:
         """Add the backward part, and return the requested results."""
         self.backward.activity.match(self.block.ops)
         add_saved_results(self.block, self.backward.activity)
+        self.manual.save(self.block, self.backward.activity)
         last = self.block.last_op
         assert isinstance(last, ReturnOp)
         pairs = list(zip(last.operands, self.given, strict=True))
@@ -131,6 +137,7 @@ class Differentiation:
             self.result_attributes = [{} for _ in results]
         self.block.add_op(ReturnOp(*results))
         self.erase_unused()
+        self.manual.erase_replaced(self.block)
         hoist_redistributions(self.block)
 
     def gradient(self, i: int) -> SSAValue | None:

@@ -5,7 +5,7 @@
 %z = dist.permute %y            its transposed collective: the permute with its pairs reversed
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from xdsl.ir import Block, Operation, SSAValue
 
@@ -18,22 +18,30 @@ from shardir.dialects.dist import (
     step_op,
     with_layout,
 )
+from shardir.dialects.dist.manual import ManualOp
 from shardir.dialects.nn.base import TensorOp
 from shardir.dialects.nn.types import elements_of, unsharded_type
 from shardir.dialects.train import stage_attrs, stage_of
 from shardir.rewriting.autodiff.activity import Activity, relocates
-from shardir.rewriting.autodiff.cotangents import Cotangents, cotangent_name
+from shardir.rewriting.autodiff.cotangents import Cotangents, cotangent_layout, cotangent_name
+from shardir.rewriting.autodiff.varying import concerns_varying, transposed
 from shardir.rewriting.rewriter import Rewriter
+
+GradientOfManual = Callable[
+    [ManualOp, Rewriter, Sequence[SSAValue | None]], Sequence[SSAValue | None]
+]
 
 
 class Transposition:
     """Transposes the ops of a forward part at the end of a block."""
 
     def __init__(
-        self, block: Block, builder: Rewriter, activity: Activity, cotangents: Cotangents
+        self, block: Block, builder: Rewriter, activity: Activity, cotangents: Cotangents,
+        manual: GradientOfManual | None = None,
     ):  # fmt: skip
+        """`manual`: the gradients of manual computations, which are functions."""
         self.block, self.builder = block, builder
-        self.activity, self.cotangents = activity, cotangents
+        self.activity, self.cotangents, self.manual = activity, cotangents, manual
 
     def mark(self, forward: Sequence[Operation]) -> None:
         """Mark the active values of a forward part, and record its redistributions, which are not
@@ -76,7 +84,10 @@ class Transposition:
         """Add the cotangents of an op's operands, from the cotangents of its results."""
         partial = self.passes_partial(op)
         cotangents = [self.cotangents.sum(v, partial) for v in op.results]
-        gradients = op.gradient(self.builder, *cotangents)
+        if isinstance(op, ManualOp) and self.manual is not None:
+            gradients = self.manual(op, self.builder, cotangents)
+        else:
+            gradients = op.gradient(self.builder, *cotangents)
         for v, d in zip(operands_of(op), gradients, strict=True):
             if d is not None and v in self.activity.active:
                 if d.name_hint is None:
@@ -107,8 +118,13 @@ class Transposition:
                 new = op.reversed(self.cotangents.value(out))
         elif isinstance(op, RecvOp):
             op.check_keeps(v, mesh)
+        elif isinstance(op, CollectiveOp) and concerns_varying(op, v, mesh):
+            d = transposed(self.builder, op, v, out, self.cotangents.value(out))
+            if d.name_hint is None:
+                d.name_hint = cotangent_name(v)
+            return [d]
         elif isinstance(op, CollectiveOp) and not op.keeps(v, mesh):
-            before = self.builder.layout(v).complete
+            before = cotangent_layout(self.builder.layout(v))
             step = op.record.transpose(op.step_for(v, out, mesh), before)
             type = with_layout(unsharded_type(v), before)
             new = step_op(step, self.cotangents.value(out), type)
