@@ -292,6 +292,32 @@ def test_functions_of_jax_on_ranks() -> None:
         np.testing.assert_allclose(got, values, rtol=3e-5, atol=3e-5)
 
 
+def test_integer_convolutions_wrap() -> None:
+    """Of all integer types, with strides, padding, dilation and groups, and products beyond their
+    range, as JAX computes them, also where results are wider."""
+    import jax
+
+    def conv(x: Any, w: Any, element: Any) -> Any:
+        return jax.lax.conv_general_dilated(
+            x, w, (2, 1), [(1, 0), (-1, 2)], (1, 2), (2, 1), feature_group_count=2,
+            preferred_element_type=element,
+        )  # fmt: skip
+
+    rng = np.random.default_rng(3)
+    with jax.enable_x64(True):
+        for element, kind in KINDS.items():
+            info = np.iinfo(kind)
+            x, w = (
+                rng.integers(info.min, info.max, shape, kind, endpoint=True)
+                for shape in ((2, 4, 6, 5), (6, 2, 3, 2))
+            )
+            for result in {kind, np.int64 if info.min else np.uint64}:
+                lowered = jax.jit(conv, static_argnums=2).lower(x, w, result)
+                (got,) = values_of(lowered.as_text(), x, w)
+                expected = np.asarray(conv(x, w, result))
+                np.testing.assert_array_equal(got.astype(result), expected, element)
+
+
 def test_random_bits_are_those_of_xla() -> None:
     import jax
 

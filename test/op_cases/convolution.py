@@ -5,7 +5,7 @@ from support.reference import Reference, shape_of
 from torch.nn import functional
 from xdsl.ir import Operation
 
-from op_cases.case import FLOATS, Case
+from op_cases.case import FLOATS, INTEGERS, Case
 from shardir.algebra.layout import Shape
 from shardir.dialects import nn
 from shardir.dialects.nn.convolution import convolved_shape
@@ -43,6 +43,7 @@ CASES: list[Case] = [
     *conv((2, 1, 4, 3, 2), (2, 1, 2, 2, 1), padding=(1, 1, 0, 0, 0, 0)),
     *conv((0, 2, 4), (2, 2, 2)),
     *conv((2, 0, 4), (2, 0, 2)),
+    *conv((2, 2, 7), (4, 1, 2), stride=(2,), padding=(1, 0), dilation=(2,), elements=INTEGERS)[:1],
 ]
 
 
@@ -53,7 +54,9 @@ def _conv(op: Any, x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
         return x.sum() + w.sum() + x.new_zeros(shape_of(op.ends(op.operands, op.results)[2]))
     call = getattr(functional, f"conv{len(found)}d")
     stride, dilation = [s.stride for s in found], [s.dilation for s in found]
-    return call(padded, w, None, stride, 0, dilation, padded.shape[1] // w.shape[1])
+    if x.dtype == torch.int32:  # torch lacks kernels with dilation
+        padded, w = padded.long(), w.long()
+    return call(padded, w, None, stride, 0, dilation, padded.shape[1] // w.shape[1]).to(x.dtype)
 
 
 def _conv_transpose(op: Any, y: torch.Tensor, w: torch.Tensor) -> torch.Tensor:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 from xdsl.dialects.builtin import TensorType
-from xdsl.ir import SSAValue
+from xdsl.ir import Attribute, SSAValue
 from xdsl.irdl import operand_def, opt_prop_def, result_def
 
 from shardir.algebra.factors import Factors
@@ -40,7 +40,7 @@ from shardir.dialects.nn.sliding import (
     taps,
     tiles,
 )
-from shardir.dialects.nn.types import float_element, unsharded_type
+from shardir.dialects.nn.types import arithmetic_element, float_element, unsharded_type
 
 if TYPE_CHECKING:
     from shardir.dialects.builder import OpBuilder
@@ -62,6 +62,11 @@ class Convolving(TensorOp, ABC):
     GLOBAL_TYPES: ClassVar[bool] = True
 
     @classmethod
+    def element(cls, types: Types) -> Attribute:
+        """Return the element type. Raises ShardirError unless the op takes it."""
+        return float_element(cls.name, types)
+
+    @classmethod
     @abstractmethod
     def ends(cls, operands: Sequence, results: Sequence) -> Sequence:
         """Select x, w and y from operands and results, given as types, shapes or values."""
@@ -69,7 +74,7 @@ class Convolving(TensorOp, ABC):
     @classmethod
     def check(cls, operands: Types, results: Types, props: Props) -> None:
         """Raises ShardirError unless the shapes of x, w and y fit."""
-        float_element(cls.name, (*operands, *results))
+        cls.element((*operands, *results))
         x, w, y = (t.get_shape() for t in cls.ends(operands, results))
         expected = convolved_shape(x, w, props)
         if y != expected:
@@ -211,7 +216,7 @@ def _flat(x: Array) -> Array:
 @op_definition
 class ConvOp(Convolving):
     """The product of the kernel with each window of x, summed over the kernel and the channels of a
-    group (a cross-correlation, as in torch)."""
+    group (a cross-correlation, as in torch). Integers wrap."""
 
     name = "nn.conv"
     x = operand_def(TensorType)
@@ -219,14 +224,13 @@ class ConvOp(Convolving):
     assembly_format = f"$x `,` $weight {SLIDES}"
 
     @classmethod
+    def element(cls, types: Types) -> Attribute:
+        return arithmetic_element(cls.name, types)
+
+    @classmethod
     def infer(cls, operands: Types, props: Props) -> list[TensorType]:
-        x, w = operands
-        return [
-            tensor(
-                float_element(cls.name, operands),
-                convolved_shape(x.get_shape(), w.get_shape(), props),
-            )
-        ]
+        x, w = (t.get_shape() for t in operands)
+        return [tensor(cls.element(operands), convolved_shape(x, w, props))]
 
     INFERRED: ClassVar[bool] = True
 

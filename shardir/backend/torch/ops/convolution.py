@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 
+from xdsl.dialects.builtin import i32
 from xdsl.ir import Operation, SSAValue
 
 from shardir.backend.torch.emit.names import tuple_text
@@ -70,7 +71,7 @@ def _groups(s: EmissionScope, op: Convolving) -> str:
 def _conv(s: EmissionScope, op: nn.ConvOp) -> Text:
     windows, groups = op.slides(), _groups(s, op)
     operands = f"{s.operand(op.x)}, {s.operand(op.weight)}"
-    if is_direct_call(s, windows, op.x, op.weight):
+    if s.type(op.x).element_type != i32 and is_direct_call(s, windows, op.x, op.weight):
         s.use("F")
         return f"F.conv{len(windows)}d({operands}{options(windows, groups)})"
     s.use("sliding")

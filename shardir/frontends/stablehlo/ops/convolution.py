@@ -3,6 +3,7 @@
 from shardir.build import Value, nn
 from shardir.frontends.stablehlo.ops.shape import pad
 from shardir.frontends.stablehlo.translation import HloEntry, OpTranslation
+from shardir.frontends.stablehlo.types import wrap
 
 
 def _convolution(t: OpTranslation, x: Value, w: Value) -> Value:
@@ -50,7 +51,7 @@ def _convolution(t: OpTranslation, x: Value, w: Value) -> Value:
         d["output_feature_dimension"],
         *d["output_spatial_dimensions"],
     ]
-    return t.transpose(out, [order.index(e) for e in range(len(order))])
+    return t.transpose(wrap(out, t.element), [order.index(e) for e in range(len(order))])
 
 
 def _batch_to_groups(t: OpTranslation, x: Value, groups: int) -> Value:

@@ -76,7 +76,10 @@ def conv(
         padded, left = s.padded(folded)
         kernel = weight.squeeze(s.still)
         given = s.stride, left, s.dilation, False, [0] * len(left), groups
-        y = aten.convolution(padded, kernel, None, *given)
+        if x.dtype == torch.int32:  # torch lacks kernels with dilation
+            y = aten.convolution(padded.long(), kernel.long(), None, *given).int()
+        else:
+            y = aten.convolution(padded, kernel, None, *given)
     else:
         y = x.new_zeros((folded.shape[0], weight.shape[0], *places))
     return s.unfold(y, x.shape)
