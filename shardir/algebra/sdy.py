@@ -74,17 +74,26 @@ def from_sdy(text: str, mesh: Mesh) -> Sharding:
         NotationError: the text does not parse, or has no equivalent here.
         ShardirError: the sharding does not fit the mesh.
     """
-    found: Sharding = _parse(
-        text, "sharding", 'a sharding: #sdy.sharding<@mesh, [{"axis", ?}, ...], replicated={...}>'
-    )
-    return _checked(found, mesh)
+    return _checked(read_sharding(text), mesh)
 
 
 def shardings_from_sdy(text: str, mesh: Mesh) -> list[Sharding]:
     """Return the shardings of several values, `#sdy.sharding_per_value<[<...>, ...]>`; raises as
     `from_sdy` does."""
-    found = _parse(text, "per_value", "#sdy.sharding_per_value<[<@mesh, [...]>, ...]>")
-    return [_checked(sharding, mesh) for sharding in found]
+    return [_checked(sharding, mesh) for sharding in read_shardings(text)]
+
+
+def read_sharding(text: str) -> Sharding:
+    """Return the sharding of a text on the mesh that it names. Raises NotationError."""
+    return _parse(
+        text, "sharding", 'a sharding: #sdy.sharding<@mesh, [{"axis", ?}, ...], replicated={...}>'
+    )
+
+
+def read_shardings(text: str) -> list[Sharding]:
+    """Return the shardings of several values, on the meshes that they name. Raises
+    NotationError."""
+    return _parse(text, "per_value", "#sdy.sharding_per_value<[<@mesh, [...]>, ...]>")
 
 
 def manual_axes_from_sdy(text: str) -> list[str]:

@@ -32,8 +32,8 @@ from shardir.frontends.stablehlo.importer import (
     ArgumentForm,
     HloImporter,
     donated_of,
-    meshes_of,
 )
+from shardir.frontends.stablehlo.meshes import meshes_of
 from shardir.frontends.stablehlo.types import is_float
 from shardir.interpret.evaluator import function as function_of
 from shardir.passes.raise_compositions import RaiseCompositions
@@ -314,10 +314,7 @@ def _start(
     options: Mapping[str, Any],
 ) -> _ImportStart:  # fmt: skip
     """Begin a module on the given mesh, or on that of the program."""
-    own = meshes_of(program)
-    if len({m.axes for m in own.values()}) > 1:
-        raise ShardirError(f"expected one mesh, got {', '.join(f'@{n}' for n in own)}")
-    of_program = next(iter(own.values()), None)
+    of_program = next(iter(meshes_of(program).values()), None)
     if hasattr(mesh, "axis_names") and hasattr(mesh, "shape"):  # a mesh of JAX
         mesh = dict(mesh.shape)
     if mesh is None and cluster is None and count is None:

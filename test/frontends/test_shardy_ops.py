@@ -1,11 +1,17 @@
 """The ops and attributes of Shardy in a module: what each becomes, and that values stay."""
 
+from collections.abc import Callable
+from itertools import permutations, product
+
 import numpy as np
 import pytest
 
 import shardir
 from shardir import ShardirError
+from shardir.algebra.mesh import Mesh
 from shardir.dialects.nn.custom import forget_custom_op
+from shardir.frontends.stablehlo.complexes import as_parts
+from shardir.frontends.stablehlo.meshes import ProgramMeshes
 from shardir.frontends.stablehlo.shardy import rule_from_sdy
 from shardir.frontends.stablehlo.translation import Refused
 from shardir.interpret.evaluator import run
@@ -122,20 +128,200 @@ def test_a_rule_of_merged_dimensions_is_refused() -> None:
         rule_from_sdy("#sdy.op_sharding_rule<([i, j])->([ij]) {i=2, j=4}>")
 
 
-REFUSED = [
-    ('sdy.all_reduce {"x"} %x out_sharding=<@m, [{}, {}]>', "no sum over devices"),
-    ("sdy.sharding_constraint %x <@other, [{}, {}]>", "expected a sharding of mesh @m"),
-    ('stablehlo.add %x, %x {mhlo.sharding = "{replicated}"}', "attribute mhlo.sharding"),
+REDUCTIONS = [
+    # ops whose result is %y, what devices hold along the axes, and the value
+    ('%y = sdy.all_reduce {"x", "y"} %x out_sharding=<@m, [{}, {}]> : T', lambda x: 4 * x),
     (
-        "stablehlo.add %x, %x {sdy.sharding_rule = "
-        "#sdy.op_sharding_rule<([i, j], [i, j])->([i, j]) {i=8, j=8}>}",
+        '%a = sdy.sharding_constraint %x <@m, [{"y"}, {}]> : T\n'
+        '%y = sdy.all_reduce {"x"} %a out_sharding=<@m, [{"y"}, {}]> : T', lambda x: 2 * x,
+    ),
+    (
+        '%y = sdy.reduce_scatter [{"x"}, {"y"}] %x out_sharding=<@m, [{"x"}, {"y"}]> : T',
+        lambda x: 4 * x,
+    ),
+    (  # the parts of a sum, also of what is computed of them
+        '%l = sdy.sharding_constraint %x <@m, [{}, {"x"}]> : T\n'
+        "%d = stablehlo.dot_general %l, %l, contracting_dims = [1] x [1] : (T, T) -> T\n"
+        "%n = stablehlo.negate %d : T\n"
+        '%y = sdy.all_reduce {"x"} %n out_sharding=<@m, [{}, {}]> : T', lambda x: -(x @ x.T),
+    ),
+    (  # whole sums, of which each device along y has the same
+        '%l = sdy.sharding_constraint %x <@m, [{}, {"x"}]> : T\n'
+        "%d = stablehlo.dot_general %l, %l, contracting_dims = [1] x [1] : (T, T) -> T\n"
+        '%s = sdy.reduce_scatter [{"x"}, {}] %d out_sharding=<@m, [{"x"}, {}]> : T\n'
+        '%g = sdy.all_gather [{"x"}, {}] %s out_sharding=<@m, [{}, {}]> : T\n'
+        '%y = sdy.all_reduce {"x"} %g out_sharding=<@m, [{}, {}]> : T', lambda x: 2 * (x @ x.T),
+    ),
+    (  # a gather along y leaves the sum along x to be done
+        '%l = sdy.sharding_constraint %x <@m, [{"y"}, {"x"}]> : T\n'
+        "%d = stablehlo.dot_general %l, %x, contracting_dims = [1] x [1] {sdy.sharding = "
+        '#sdy.sharding_per_value<[<@m, [{"y"}, {}]>]>} : (T, T) -> T\n'
+        '%g = sdy.all_gather [{"y"}, {}] %d out_sharding=<@m, [{}, {}]> : T\n'
+        '%y = sdy.all_reduce {"x"} %g out_sharding=<@m, [{}, {}]> : T', lambda x: x @ x.T,
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("body", "expected"), REDUCTIONS)
+def test_reductions_add_what_devices_have(
+    body: str, expected: Callable[[np.ndarray], np.ndarray]
+) -> None:
+    compiled = shardir.from_stablehlo(program(body.replace("T", "tensor<8x8xf32>")))
+    for module in (compiled.original, compiled.module):
+        np.testing.assert_array_equal(run(module, "main", [X])[0], expected(X))
+
+
+SIZES = [(8,), (2, 4), (4, 2), (2, 2, 2), (2, 3, 4), (4, 6), (24,), (6, 4), (3, 8)]
+"""The sizes of the axes of meshes."""
+
+
+def test_shardings_of_several_meshes_are_those_of_one() -> None:
+    """Of all pairs of meshes with their devices in the order of some axes: each device has the
+    shard that its own mesh gives it. Meshes whose axes cross are refused."""
+    refused = translated = 0
+    rng = np.random.default_rng(5)
+    for ours, theirs in product(SIZES, SIZES):
+        if np.prod(ours) != np.prod(theirs):
+            continue
+        order = [*rng.permutation(len(theirs))]
+        grid = np.arange(np.prod(theirs)).reshape([theirs[d] for d in order])
+        devices = grid.transpose(np.argsort(order)).ravel().tolist()
+        own, other = (
+            ", ".join(f'"{letter}{d}"={n}' for d, n in enumerate(sizes))
+            for letter, sizes in (("a", ours), ("b", theirs))
+        )
+        mesh = Mesh("m", tuple((f"a{d}", n) for d, n in enumerate(ours)))
+        texts = {"m": f"<[{own}]>", "other": f"<[{other}], device_ids={devices}>"}
+        meshes = ProgramMeshes(texts, mesh)
+        if meshes.is_reordered("other"):
+            refused += 1
+            continue
+        places = np.array(np.unravel_index(np.argsort(devices), theirs)).T  # of each device
+        for axes in permutations(range(len(theirs))):
+            dims = ", ".join(f'{{"b{d}"}}' for d in axes)
+            try:
+                sharding = meshes.sharding(f"#sdy.sharding<@other, [{dims}, {{}}]>")
+            except ShardirError as error:
+                assert "is no axis of it" in str(error)
+                refused += 1
+                continue
+            assert sharding is not None
+            for device in range(mesh.size):
+                found = [mesh.index(device, a) for a in sharding.layout.dims]
+                assert found == [*(places[device][d] for d in axes), 0], (texts, dims)
+            translated += 1
+    assert refused > 10
+    assert translated > 40
+
+
+def test_parts_of_axes_of_another_mesh() -> None:
+    meshes = ProgramMeshes({"o": '<["z"=24]>'}, Mesh("m", (("x", 4), ("y", 6))))
+    for text, expected in (
+        ('[{"z":(4)6}, {?}], replicated={"z":(1)2}', "@m, [{y}, {?}], replicated {x:(1)2}"),
+        ('[{"z":(2)4}p1]', "@m, [{x:(2)2, y:(1)2}p1]"),
+    ):
+        assert str(meshes.sharding(f"#sdy.sharding<@o, {text}>")) == expected
+    sharding = meshes.sharding('#sdy.sharding<@o, [{}], unreduced=max{"z":(1)8}>')
+    assert str(sharding and sharding.layout) == "@m, [{}], partial max {x, y:(1)2}"
+    with pytest.raises(ShardirError, match=r"of @o <z = 24> whose axis z:\(1\)3 is no axis"):
+        meshes.sharding('#sdy.sharding<@o, [{"z":(1)3}]>')
+
+
+def test_devices_in_another_order_are_at_the_same_places() -> None:
+    body = """%a = sdy.sharding_constraint %x <@m, [{"x", "y"}, {}]> : tensor<8x8xf32>
+      %y = sdy.collective_permute %a out_sharding=<@o, [{"x", "y"}, {}]> : tensor<8x8xf32>"""
+    other = 'sdy.mesh @o = <["x"=2, "y"=2], device_ids=[1, 2, 3, 0]>'
+    with pytest.warns(UserWarning, match="in its order, got another one in @o"):
+        compiled = shardir.from_stablehlo(program(body) + other)
+    assert "-> tensor<8x8xf32, #dist.layout<@m, [{x, y}, {}]>>" in str(compiled.input_module)
+    np.testing.assert_array_equal(run(compiled.module, "main", [X])[0], X)
+
+
+NUMBER = """%i = stablehlo.partition_id : tensor<ui32>
+  %n = stablehlo.convert %i : (tensor<ui32>) -> tensor<f32>
+  %b = stablehlo.broadcast_in_dim %n, dims = [] : (tensor<f32>) -> tensor<8x8xf32>
+  """
+
+
+def test_values_of_single_devices() -> None:
+    """Device 3 adds its own number, and device 1 multiplies by its own and by one of device 3."""
+    body = (
+        NUMBER
+        + """%s = stablehlo.sine %b : tensor<8x8xf32>
+      %a = stablehlo.add %x, %b {sdy.sharding = #sdy.sharding_per_value<[<@d3, []>]>} :
+        tensor<8x8xf32>
+      %y = stablehlo.multiply %a, %s {sdy.sharding = #sdy.sharding_per_value<[<@d1, []>]>} :
+        tensor<8x8xf32>"""
+    )
+    others = "\n".join(f"sdy.mesh @d{d} = <[], device_ids=[{d}]>" for d in (1, 3))
+    with pytest.warns(UserWarning) as warnings:
+        compiled = shardir.from_stablehlo(program(body) + others)
+    messages = [str(w.message) for w in warnings]
+    assert all(any(f"of device {d} alone (@d{d})" in m for m in messages) for d in (1, 3))
+    for module in (compiled.original, compiled.module):
+        got = run(module, "main", [X])[0]
+        np.testing.assert_allclose(got, (X + 3) * np.sin(np.float32(1)), rtol=1e-6)
+
+
+def test_complex_numbers_have_shardings() -> None:
+    """Of arguments, results and ops; so has a function that is called."""
+    t = "tensor<4x8xcomplex<f64>>"
+    rows = 'sdy.sharding = #sdy.sharding<@m, [{"x"}, {}]>'
+    per_value = rows.replace("<@", "_per_value<[<@").replace("{}]>", "{}]>]>")
+    compiled = shardir.from_stablehlo(f"""
+      sdy.mesh @m = <["x"=2, "y"=2]>
+      func.func @main(%x: {t} {{{rows}}}) -> ({t} {{{rows}}}) {{
+        %0 = "stablehlo.fft"(%x) {{fft_length = array<i64: 8>, fft_type = #stablehlo<fft_type FFT>,
+          {per_value}}} : ({t}) -> {t}
+        %1 = func.call @f(%0) : ({t}) -> {t}
+        %2 = sdy.reshard %1 <@m, [{{"y"}}, {{}}]> : {t}
+        return %2 : {t}
+      }}
+      func.func private @f(%x: {t}) -> ({t} {{{rows.replace("{}", '{"y"}')}}}) {{
+        %0 = stablehlo.multiply %x, %x : {t}
+        return %0 : {t}
+      }}""")
+    text = str(compiled.input_module)
+    for dims, shape, count in (("{x}, {}, {}", "4x8x2", 2), ("{x}, {}", "4x8", 2),
+                               ("{x}, {y}", "4x8", 2), ("{y}, {}", "4x8", 2)):  # fmt: skip
+        assert text.count(f"tensor<{shape}xf64, #dist.layout<@m, [{dims}]>>\n") >= count, dims
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(4, 8)) + 1j * rng.normal(size=(4, 8))
+    (got,) = run(compiled.module, "main", [as_parts(x)])
+    np.testing.assert_allclose(got, as_parts(np.fft.fft(x) ** 2), rtol=1e-12)
+
+
+SUM = "%d = stablehlo.dot_general %l, %l, contracting_dims = [1] x [1] : (T, T) -> T\n"
+SPLIT = '%l = sdy.sharding_constraint %x <@m, [{}, {"x"}]> : T\n'
+REFUSED = [
+    (
+        SPLIT + SUM + '%y = sdy.all_reduce {"x", "y"} %d out_sharding=<@m, [{}, {}]> : T',
+        "along y of equal numbers",
+    ),
+    (
+        SPLIT + "%e = stablehlo.exponential %l : T\n"
+        '%y = sdy.all_reduce {"x"} %e out_sharding=<@m, [{}, {}]> : T',
+        "parts are those of no reduction",
+    ),
+    (
+        NUMBER + "%y = stablehlo.add %x, %b : T",
+        "a value that follows from the number of the device, outside",
+    ),
+    (
+        "%y = sdy.sharding_constraint %x <@other, [{}, {}]> : T",
+        "expected a sharding of mesh @m <x = 2, y = 2>, got one of @other <x = 2, y = 3>",
+    ),
+    ('%y = stablehlo.add %x, %x {mhlo.sharding = "{replicated}"} : T', "attribute mhlo.sharding"),
+    (
+        "%y = stablehlo.add %x, %x {sdy.sharding_rule = "
+        "#sdy.op_sharding_rule<([i, j], [i, j])->([i, j]) {i=8, j=8}>} : T",
         "sdy.sharding_rule on an op that has factors",
     ),
 ]
 
 
-@pytest.mark.parametrize(("op", "message"), REFUSED)
-def test_refusals(op: str, message: str) -> None:
-    other = 'sdy.mesh @other = <["x"=2, "y"=2]>' if "@other" in op else ""
+@pytest.mark.parametrize(("body", "message"), REFUSED)
+def test_refusals(body: str, message: str) -> None:
+    other = 'sdy.mesh @other = <["x"=2, "y"=3]>' if "@other" in body else ""
     with pytest.raises(ShardirError, match=message):
-        shardir.from_stablehlo(program(f"%y = {op} : tensor<8x8xf32>") + other)
+        shardir.from_stablehlo(program(body.replace("T", "tensor<8x8xf32>")) + other)

@@ -357,7 +357,7 @@ MUTANTS = [
     Mutant(
         "groups of any order are axes",
         "Replica groups that are no groups of the mesh are taken for the axes of the first one.",
-        "shardir/frontends/stablehlo/ops/collectives.py",
+        "shardir/frontends/stablehlo/meshes.py",
         "axes_of_groups",
         "sorted(map(tuple, groups)) != sorted(mesh.groups(found))",
         "sorted(map(len, groups)) != sorted(map(len, mesh.groups(found)))",

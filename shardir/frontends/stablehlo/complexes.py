@@ -7,6 +7,7 @@ program becomes one value with a further dimension of size 2 (as torch.view_as_r
 """
 
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -28,6 +29,8 @@ ComplexParts = tuple[HloValue, HloValue]
 COMPLEX: Mapping[str, str] = {"complex<f32>": "f32", "complex<f64>": "f64"}
 """The element type of the parts of each complex one."""
 
+SHARDING = "sdy.sharding"
+
 PARTWISE = frozenset(
     f"stablehlo.{name}"
     for name in (
@@ -35,7 +38,13 @@ PARTWISE = frozenset(
         "concatenate", "reverse", "pad", "dynamic_slice", "dynamic_update_slice", "gather",
         "scatter", "return",
     )
-)  # fmt: skip
+) | {
+    f"sdy.{name}"
+    for name in (
+        "sharding_constraint", "data_flow_edge", "propagation_barrier", "reshard", "all_gather",
+        "all_slice", "all_to_all", "collective_permute", "all_reduce", "reduce_scatter",
+    )
+}  # fmt: skip
 """Ops that do the same to the real and to the imaginary parts."""
 
 BY_BOTH = frozenset((
@@ -56,11 +65,7 @@ def is_lowered(name: str) -> bool:
 
 
 def without_complex(program: HloProgram) -> HloProgram:
-    """Return a program without complex values.
-
-    Raises:
-        ShardirError: an argument or a result of complex numbers has a sharding.
-    """
+    """Return a program without complex values. Both parts of a value have its sharding."""
     functions = {}
     for name, f in program.functions.items():
         lowering = _Lowering()
@@ -69,10 +74,12 @@ def without_complex(program: HloProgram) -> HloProgram:
         elif name == "main":
             functions[name] = lowering.main(f)
         else:
-            block = lowering.block(f.block)
-            functions[name] = HloFunction(
-                f.name, block, [{} for _ in block.arguments], [{} for _ in block.results]
+            sides = (f.block.arguments, f.arguments), (f.block.results, f.results)
+            arguments, results = (
+                [a for v, a in zip(*side, strict=True) for _ in range(1 + is_complex(v))]
+                for side in sides
             )
+            functions[name] = HloFunction(f.name, lowering.block(f.block), arguments, results)
     return replace(program, functions=functions)
 
 
@@ -98,9 +105,8 @@ class _Lowering:
     def main(self, f: HloFunction) -> HloFunction:
         """Lower the function that is imported: complex arguments and results are one value."""
         arguments: list[HloValue] = []
-        for a, attributes in zip(f.block.arguments, f.arguments, strict=True):
+        for a in f.block.arguments:
             if is_complex(a):
-                _check_no_sharding(attributes, f"argument {a.name}")
                 both = HloValue(_stacked(a.type), a.name)
                 arguments.append(both)
                 self.parts[a] = self._split(both)
@@ -109,9 +115,8 @@ class _Lowering:
         for op in f.block.ops[:-1]:
             self.op(op)
         results: list[HloValue] = []
-        for r, attributes in zip(f.block.results, f.results, strict=True):
+        for r in f.block.results:
             if is_complex(r):
-                _check_no_sharding(attributes, "a result")
                 shape = (*r.type.shape, 1)
                 columns = [self.emit("reshape", p, shape=shape) for p in self.parts[r]]
                 t = _stacked(r.type)
@@ -121,7 +126,12 @@ class _Lowering:
             else:
                 results.append(r)
         end = HloOp("func.return", results, (), {}, (), None)
-        return HloFunction(f.name, HloBlock(arguments, [*self.ops, end]), f.arguments, f.results)
+        sides = (f.block.arguments, f.arguments), (f.block.results, f.results)
+        attributes = (
+            [_of_pairs(a) if is_complex(v) else a for v, a in zip(*side, strict=True)]
+            for side in sides
+        )
+        return HloFunction(f.name, HloBlock(arguments, [*self.ops, end]), *attributes)
 
     def _split(self, both: HloValue) -> ComplexParts:
         *shape, _ = both.type.shape
@@ -171,9 +181,13 @@ class _Lowering:
         elif (formula := FORMULAS.get(op.name)) is not None:
             out = formula(self, op, *(self.parts.get(v, (v, v)) for v in op.operands))
             (result,) = op.results
-            self.parts[result] = out
+            sharding = {k: v for k, v in op.attributes.items() if k == SHARDING}
             if not is_complex(result):  # readers have the value itself
-                self.emit_as("reshape", result, out[0])
+                self.emit_as("reshape", result, out[0], **sharding)
+            elif sharding:
+                real, imag = (self.emit_as("reshape", HloValue(p.type), p, **sharding) for p in out)
+                out = real, imag
+            self.parts[result] = out
         else:  # the importer refuses it, and what reads its parts is nothing
             name = f"{op.name} of complex numbers"
             results = [HloValue(real_type(r.type)) for r in op.results]
@@ -209,7 +223,10 @@ class _Lowering:
             pairs = zip(block.arguments[::2], block.arguments[1::2], strict=True)
             sides = [zip(*(self.flat([v]) for v in pair), strict=True) for pair in pairs]
             regions[0].arguments = [v for side in sides for pair in side for v in pair]
-        self.ops.append(replace_op(op, self.flat(op.operands), results, regions))
+        attributes = _for_both(op)
+        self.ops.append(
+            HloOp(op.name, self.flat(op.operands), results, attributes, regions, op.location)
+        )
 
     def emit(
         self, name: str, *operands: HloValue, shape: tuple[int, ...] | None = None,
@@ -248,12 +265,21 @@ def _stacked(t: HloType) -> HloType:
     return HloType((*t.shape, 2), COMPLEX[t.element], t.problem)
 
 
-def _check_no_sharding(attributes: Mapping[str, Any], what: str) -> None:
-    if "sdy.sharding" in attributes:
-        raise ShardirError(
-            f"expected no sharding of {what}, whose numbers are complex, got one; drop it, so that "
-            "it is inferred"
-        )
+def _of_pairs(attributes: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the attributes of an argument or a result with a further dimension, which is whole."""
+    if (text := attributes.get(SHARDING)) is None:
+        return attributes
+    dims = re.sub(r"\[(.*?)\]", lambda m: f"[{m[1]}, {{}}]" if m[1] else "[{}]", text, count=1)
+    return {**attributes, SHARDING: dims}
+
+
+def _for_both(op: HloOp) -> Mapping[str, Any]:
+    """Return the attributes of an op, with a sharding for each part of its results."""
+    if (text := op.attributes.get(SHARDING)) is None:
+        return op.attributes
+    entries = re.findall(r"<@[^<>]*>", text)
+    both = [e for r, e in zip(op.results, entries, strict=True) for _ in range(1 + is_complex(r))]
+    return {**op.attributes, SHARDING: f"#sdy.sharding_per_value<[{', '.join(both)}]>"}
 
 
 def _is_partwise(block: HloBlock) -> bool:

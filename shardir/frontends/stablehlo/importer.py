@@ -3,7 +3,6 @@
 Calls are inlined, and what is refused is reported at once, with the line of the user's source.
 """
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -12,8 +11,7 @@ from typing import Any
 from xdsl.dialects.builtin import LocationAttr, TensorType
 from xdsl.ir import SSAValue
 
-from shardir.algebra.mesh import Mesh
-from shardir.algebra.sdy import from_sdy, mesh_from_sdy, shardings_from_sdy
+from shardir.algebra.mesh import Axes, Mesh
 from shardir.algebra.sharding import Sharding
 from shardir.build import Module, Value
 from shardir.compat.xdsl import set_type
@@ -31,20 +29,20 @@ from shardir.frontends.stablehlo.form import (
     HloValue,
 )
 from shardir.frontends.stablehlo.manual import ManualBuilder
+from shardir.frontends.stablehlo.meshes import MESH_NAME, ProgramMeshes
 from shardir.frontends.stablehlo.ops import TABLE
 from shardir.frontends.stablehlo.ops.custom import CALL, is_custom
+from shardir.frontends.stablehlo.reductions import DeviceContents
 from shardir.frontends.stablehlo.shardy import RULE, SHARDY, copied
 from shardir.frontends.stablehlo.translation import OpTranslation, Refused, ValueFacts
 from shardir.frontends.stablehlo.types import DTYPES
 from shardir.syntax.source import warn
 
-NO_AXES, NO_DEVICES = "<[]", "<[]>"
-"""The text of a mesh of one device or of none begins, and the text of one without devices ends."""
-
 MANY_OPS = 20_000
 """The ops of a program with loops from which a warning says why there are so many."""
 
 SHARDING = "sdy.sharding"
+DEVICE_NUMBER = "stablehlo.partition_id"
 TERMINATORS = ("func.return", "stablehlo.return", "sdy.return")
 OF_ARGUMENTS = frozenset((
     SHARDING, "tf.aliasing_output", "jax.buffer_donor", "jax.result_info", "mhlo.layout_mode",
@@ -84,6 +82,14 @@ class HloImporter:
     refusals: dict[tuple[str, str, str], None] = field(default_factory=dict)
     manuals: int = 0
     """The number of manual computations so far."""
+    contents: dict[SSAValue, DeviceContents] = field(default_factory=dict)
+    """What devices have of the results of Shardy's reductions."""
+    by_device: dict[HloValue, HloOp] = field(default_factory=dict)
+    """The ops of values that follow from the number of the device, outside of manual computations.
+    They are translated for the device that reads them."""
+
+    def __post_init__(self) -> None:
+        self.meshes = ProgramMeshes(self.program.meshes, self.mesh)
 
     def run(
         self,
@@ -119,8 +125,7 @@ class HloImporter:
         reported: dict[str, Value] = {}
         for i, (value, attributes) in enumerate(zip(results, f.results, strict=True)):
             assert value is not None
-            if SHARDING in attributes:
-                value = self.constrained(value, self.sharding(attributes[SHARDING]))
+            value = self._as_said(value, attributes)
             if i in updates:
                 self.function.update(updates[i], value)
             elif i in metrics:
@@ -161,11 +166,14 @@ class HloImporter:
                 )
         for op in self.program.others:
             self._refuse(op.name, self._place(op.location), "an op outside of functions")
+        self._check_attributes(f)
+        self._check_block(f.block, None, set())
+
+    def _check_attributes(self, f: HloFunction) -> None:
         for attributes in (*f.arguments, *f.results):
             for key in attributes:
                 if key not in OF_ARGUMENTS:
                     self._refuse(f"argument or result of @{f.name}", "", f"the attribute {key}")
-        self._check_block(f.block, None, set())
 
     def _check_block(
         self, block: HloBlock, called_at: LocationAttr | None, checked: set[str]
@@ -178,10 +186,11 @@ class HloImporter:
                 continue
             for region in op.regions:
                 self._check_block(region, location, checked)
-            name = op.attributes.get("callee") or op.attributes.get("decomposition")
-            if name in self.program.functions and name not in checked:
-                checked.add(name)
-                self._check_block(self.program.functions[name].block, location, checked)
+            f = self._called(op)
+            if f is not None and f.name not in checked:
+                checked.add(f.name)
+                self._check_attributes(f)
+                self._check_block(f.block, location, checked)
 
     def _check_op(self, op: HloOp, place: str) -> bool:
         """Refuse an op that has no entry, or of types that are not ours. Return whether it has
@@ -229,23 +238,16 @@ class HloImporter:
         return value
 
     def sharding(self, text: str) -> Sharding | None:
-        """Return a sharding of Shardy's text; None on a mesh without devices, as JAX has one for
-        values that may have any layout."""
-        name = re.search(r"<@([\w$.]+)", text)
-        mesh = "" if name is None else self.program.meshes.get(name[1], "")
-        if mesh.endswith(NO_DEVICES):
-            return None
-        if NO_AXES in mesh:
-            raise ShardirError(f"expected a sharding on the mesh's axes, got one device: {text}")
-        if self.mesh is None:
-            raise ShardirError(f"expected a mesh for the sharding {text}, got none; pass mesh=...")
-        return from_sdy(text, self.mesh)
+        """Return a sharding of Shardy's text; None if it leaves the layout open."""
+        return self.meshes.sharding(text)
 
-    def shardings(self, text: str) -> list[Sharding]:
+    def shardings(self, text: str) -> list[Sharding | None]:
         """Return the shardings of several values, of Shardy's text."""
-        if self.mesh is None:
-            raise ShardirError(f"expected a mesh for the shardings {text}, got none; pass mesh=...")
-        return shardings_from_sdy(text, self.mesh)
+        return self.meshes.shardings(text)
+
+    def axes(self, text: str, axes: Axes) -> Axes:
+        """Return the axes of the mesh of Shardy's text of a sharding as those of ours."""
+        return self.meshes.axes(MESH_NAME.findall(text)[0], axes)
 
     def constrained(self, value: Value, sharding: Sharding | None) -> Value:
         """Annotate a value, or, where it has another annotation, a copy of it."""
@@ -265,6 +267,11 @@ class HloImporter:
             _annotate(value.ssa, sharding)
         return value
 
+    def _as_said(self, value: Value, attributes: Mapping[str, Any]) -> Value:
+        """Return an argument or a result with the sharding of its attributes."""
+        text = attributes.get(SHARDING)
+        return value if text is None else self.constrained(value, self.sharding(text))
+
     # ---- ops ----
 
     def translate(self, block: HloBlock, arguments: Sequence[Value | None]) -> list[Value | None]:
@@ -276,11 +283,25 @@ class HloImporter:
             with self.function.at(location):
                 results = self._results(op)
             self.env.update(zip(op.results, results, strict=True))
+        for v in block.results:
+            if v in self.by_device:
+                self._refuse_of_devices(self.by_device[v])
         return [self.env[v] for v in block.results]
 
     def _results(self, op: HloOp) -> Sequence[Value | None]:
         """Translate an op; None for each result of one that is refused, or that reads such one."""
-        operands = [self.env[v] for v in op.operands]
+        operands: Sequence[Value | None]
+        is_number = op.name == DEVICE_NUMBER and not isinstance(self.function, ManualBuilder)
+        if is_number or any(v in self.by_device for v in op.operands):
+            device = self.meshes.device_of(op)
+            if device is None:
+                return self._postpone(op)
+            operands = [self._on_device(v, device) for v in op.operands]
+        else:
+            operands = [self.env[v] for v in op.operands]
+        return self._attempt(op, operands)
+
+    def _attempt(self, op: HloOp, operands: Sequence[Value | None]) -> Sequence[Value | None]:
         nothing = [None for _ in op.results]
         if any(v is None for v in operands):
             return nothing
@@ -298,9 +319,35 @@ class HloImporter:
             self._refuse(op.name, self._place(self.function.location()), reason)
             return nothing
 
+    def _postpone(self, op: HloOp) -> Sequence[Value | None]:
+        """Leave an op to the devices that read its results."""
+        if not op.results:
+            self._refuse_of_devices(op)
+        self.by_device.update(dict.fromkeys(op.results, op))
+        return [None for _ in op.results]
+
+    def _on_device(self, value: HloValue, device: int) -> Value | None:
+        """Return the value that a device has."""
+        op = self.by_device.get(value)
+        if op is None:
+            return self.env[value]
+        if op.name == DEVICE_NUMBER:
+            return self.function.constant(device, dtype=DTYPES[value.type.element])
+        results = self._attempt(op, [self._on_device(v, device) for v in op.operands])
+        return results[list(op.results).index(value)]
+
+    def _refuse_of_devices(self, op: HloOp) -> None:
+        reason = "a value that follows from the number of the device, outside of shard_map"
+        self._refuse(op.name, self._place(op.location), reason)
+
     def _translate(self, op: HloOp, operands: Sequence[Value]) -> Sequence[Value | None]:
         if op.name in SHARDY:
             return SHARDY[op.name](self, op, *operands)
+        called = self._called(op)
+        if called is not None:
+            operands = [
+                self._as_said(v, a) for v, a in zip(operands, called.arguments, strict=True)
+            ]
         entry = TABLE.get(op.key) or TABLE.get(op.name)
         if entry is None or any(r.type.element not in DTYPES for r in op.results):
             return [None for _ in op.results]  # it is refused already
@@ -314,6 +361,9 @@ class HloImporter:
             expected = result.type.shape, DTYPES[result.type.element]
             if (value.shape, value.dtype) != expected:
                 raise AssertionError(f"a result of {result.type} from operands that give {value}")
+        if called is not None:
+            pairs = zip(results, called.results, strict=True)
+            results = [None if v is None else self._as_said(v, a) for v, a in pairs]
         if (text := op.attributes.get(SHARDING)) is not None:
             shardings = zip(results, self.shardings(text), strict=True)
             results = [None if v is None else self.constrained(v, s) for v, s in shardings]
@@ -328,8 +378,12 @@ class HloImporter:
     @property
     def device_ids(self) -> list[int] | None:
         """The device at each place of the mesh; None where these are the same numbers."""
-        text = self.program.meshes.get(self.mesh.name, "") if self.mesh is not None else ""
-        return device_ids_of(text)
+        return self.meshes.device_ids
+
+    def _called(self, op: HloOp) -> HloFunction | None:
+        """Return the function that an op calls; None if it calls none of the program."""
+        name = op.attributes.get("callee") or op.attributes.get("decomposition")
+        return self.program.functions.get(name) if isinstance(name, str) else None
 
     def _run_region(self, block: HloBlock, arguments: Sequence[Value]) -> list[Any]:
         results = self.translate(block, arguments)
@@ -376,29 +430,3 @@ def donated_of(f: HloFunction) -> dict[int, int]:
             if (result := next(free, None)) is not None:
                 replaced[i] = result
     return dict(sorted(replaced.items()))
-
-
-def meshes_of(program: HloProgram) -> dict[str, Mesh]:
-    """Return the meshes of a program that have axes, by name. Rank r of a mesh with device_ids
-    is its device number r.
-
-    Raises:
-        ShardirError: a mesh can't be expressed.
-    """
-    meshes: dict[str, Mesh] = {}
-    for name, text in program.meshes.items():
-        if (text := text.removeprefix("#sdy.mesh")).startswith(NO_AXES):
-            continue
-        if (ids := device_ids_of(text)) is not None and sorted(ids) == [*range(len(ids))]:
-            text = DEVICE_IDS.sub("", text)
-        meshes[name] = mesh_from_sdy(f"sdy.mesh @{name} = {text}")
-    return meshes
-
-
-DEVICE_IDS = re.compile(r",\s*device_ids\s*=\s*\[([\d,\s]*)\]")
-
-
-def device_ids_of(text: str) -> list[int] | None:
-    """Return the device_ids of the text of a mesh; None without."""
-    m = DEVICE_IDS.search(text)
-    return None if m is None else [int(n) for n in m[1].split(",") if n.strip()]

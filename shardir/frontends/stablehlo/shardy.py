@@ -8,9 +8,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from xdsl.dialects.builtin import IntegerAttr, SymbolRefAttr, i64
+from xdsl.ir import SSAValue
 
 from shardir.algebra.layout import Layout
-from shardir.algebra.mesh import Mesh
+from shardir.algebra.mesh import Axes, Mesh
 from shardir.algebra.sdy import manual_axes_from_sdy, shardings_from_sdy
 from shardir.algebra.sharding import Sharding
 from shardir.algebra.strategy import Strategy
@@ -19,11 +20,18 @@ from shardir.build.attributes import element_type
 from shardir.dialects import dist
 from shardir.dialects.dist import MeshAttr, StrategyAttr, tensor
 from shardir.dialects.dist.manual import ManualOp
-from shardir.dialects.nn.base import TensorOp
 from shardir.dialects.text import word
 from shardir.frontends.stablehlo.folding import FoldingBuilder
 from shardir.frontends.stablehlo.form import HloBlock, HloOp
 from shardir.frontends.stablehlo.manual import ManualBuilder
+from shardir.frontends.stablehlo.reductions import (
+    DeviceContents,
+    add_reduction,
+    axes_from_sdy,
+    contents_of,
+    is_reduction_of_parts,
+    kind_from_sdy,
+)
 from shardir.frontends.stablehlo.translation import Refused, ValueFacts
 from shardir.frontends.stablehlo.types import DTYPES
 from shardir.rewriting.functions import update_signature
@@ -40,12 +48,16 @@ class BlockImporter(Protocol):
     manuals: int
     """The number of manual computations so far."""
 
+    contents: dict[SSAValue, DeviceContents]
+    """Those of the results of reductions."""
+
     @property
     def mesh(self) -> Mesh | None: ...
     @property
     def device_ids(self) -> list[int] | None: ...
     def sharding(self, text: str) -> Sharding | None: ...
-    def shardings(self, text: str) -> list[Sharding]: ...
+    def shardings(self, text: str) -> list[Sharding | None]: ...
+    def axes(self, text: str, axes: Axes) -> Axes: ...
     def constrained(self, value: Value, sharding: Sharding | None) -> Value: ...
     def translate(
         self, block: HloBlock, arguments: Sequence[Value | None]
@@ -79,13 +91,27 @@ def _reshard(importer: BlockImporter, op: HloOp, value: Value) -> Results:
 
 
 def _reduction(importer: BlockImporter, op: HloOp, value: Value) -> Results:
-    """A reduction that Shardy has inserted after an op that sums over a split dimension: in the
-    global view the sum is that of all devices already."""
-    maker, sharding = value.ssa.owner, dist.sharding_of(value.ssa)
-    is_partial = sharding is not None and sharding.layout.partial
-    if not (is_partial or (isinstance(maker, TensorOp) and maker.factors().reduced)):
-        raise Refused("a reduction of a value that is no sum over devices; use shard_map")
-    return _reshard(importer, op, value)
+    """A sum of what devices have. Of parts of a sum it is in the global view the value itself."""
+    mesh, read = importer.mesh, op.attributes
+    text = str(read["out_sharding"])
+    out = importer.sharding(text)
+    if mesh is None or out is None or isinstance(importer.function, ManualBuilder):
+        raise Refused("a reduction over devices, in a manual computation or without a mesh")
+    lists = str(read.get("reduction_axes") or read.get("reduce_scatter_axes"))
+    axes, kind = axes_from_sdy(lists), kind_from_sdy(str(read.get("reduction_op")))
+    axes = importer.axes(text, axes)
+    contents = contents_of(value.ssa, mesh, importer.contents)
+    if is_reduction_of_parts(value.ssa, contents, kind, axes, mesh):
+        whole = copied(importer, value)
+    else:
+        importer.manuals += 1
+        name = f"{importer.function.name}.manual{importer.manuals}"
+        body = importer.module.function(name, private=True, kind=ManualBuilder)
+        body.on(mesh, {}, importer.device_ids)
+        whole = add_reduction(importer.function, value, kind, axes, body)
+    result = importer.constrained(whole, out)
+    importer.contents[result.ssa] = contents.after(value.ssa, result.ssa, mesh, axes)
+    return [result]
 
 
 def _edge(importer: BlockImporter, op: HloOp, value: Value) -> Results:

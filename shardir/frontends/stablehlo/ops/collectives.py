@@ -2,14 +2,14 @@
 
 import re
 from collections.abc import Sequence
-from math import gcd
 
 import numpy as np
 
-from shardir.algebra.mesh import Axes, Axis, Mesh
+from shardir.algebra.mesh import Axes
 from shardir.build import Value
 from shardir.frontends.stablehlo.form import expression
 from shardir.frontends.stablehlo.manual import ManualBuilder
+from shardir.frontends.stablehlo.meshes import axes_of_groups
 from shardir.frontends.stablehlo.translation import HloEntry, OpTranslation
 
 REDUCTIONS = {"add(0, 1)": "sum", "maximum(0, 1)": "max", "minimum(0, 1)": "min"}
@@ -47,36 +47,6 @@ def _axes(t: OpTranslation, is_ordered: bool = True) -> Axes:
 
 WITH_GLOBAL_IDS = ("stablehlo.all_reduce", "stablehlo.all_gather", "stablehlo.reduce_scatter")
 """The collectives whose groups have replicas or, with a flag, devices."""
-
-
-def axes_of_groups(groups: Sequence[Sequence[int]], mesh: Mesh) -> Axes | None:
-    """Return the axes of which these are all groups, each in row-major order; None without some."""
-    first, axes, size = groups[0], list[Axis](), 1
-    while size < len(first):
-        stride = first[size] - first[0]
-        step = _axis_of_stride(stride, mesh)
-        if step is None:
-            return None
-        axis, most = step
-        count = gcd(most, len(first) // size)
-        if count == 1:
-            return None
-        axes.insert(0, Axis(axis.name, axis.pre * (most // count), count))
-        size *= count
-    found = mesh.simplify(tuple(axes))
-    if mesh.clash(found) or sorted(map(tuple, groups)) != sorted(mesh.groups(found)):
-        return None
-    return found
-
-
-def _axis_of_stride(stride: int, mesh: Mesh) -> tuple[Axis, int] | None:
-    """Return the longest sub-axis along which neighbours are `stride` ranks apart, and its size."""
-    for name, n in mesh.axes:
-        unit = mesh.stride(Axis(name))
-        if n > 1 and unit <= stride < unit * n and stride % unit == 0 and n % (stride // unit) == 0:
-            most = n // (stride // unit)
-            return Axis(name, 1, most), most
-    return None
 
 
 def _reduction(t: OpTranslation) -> str:
