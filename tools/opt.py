@@ -41,7 +41,7 @@ from shardir.diagnostics import (
 from shardir.dialects.installed import installed
 from shardir.rewriting.copying import copied
 from shardir.rewriting.options import UsageError, instantiate, parse_options
-from shardir.syntax.parser import default_parser, parser_of
+from shardir.syntax.parser import default_parser
 from shardir.syntax.printer import print_module
 from shardir.syntax.source import Source, collect_remarks, collect_warnings
 from shardir.syntax.verify import verify_all
@@ -172,7 +172,7 @@ class Driver(OptArguments):
         else:
             meshes = [comparison.mesh_of(text) for text in given.split(";") if text.strip()]
         entries = [comparison.entry(x) for x in self.args.compare.split(";") if x.strip()]
-        module = parser_of(source.text).parse_source(source)
+        module = default_parser().parse_source(source)
         with progress_shown("comparing"):
             found = comparison.compare_plans(
                 module, entries, meshes, cluster, recorded=self.args.report is not None
@@ -302,7 +302,7 @@ class Driver(OptArguments):
         if self.args.frontend == "xdsl":
             self.ctx = default_parser(allow_unregistered=allow_unregistered).ctx
             return parse_by_xdsl(self.ctx, source, implicit_module=not self.args.no_implicit_module)
-        parser = parser_of(source.text, allow_unregistered=allow_unregistered)
+        parser = default_parser(allow_unregistered=allow_unregistered)
         self.ctx = parser.ctx
         return parser.parse_source(source)
 

@@ -20,7 +20,7 @@ HELP = {
     "frontend": "the parser: ir or mlir for shardir's own, stablehlo for programs of JAX and XLA "
     "(also files *.mlir with such ops), xdsl for xDSL's (ir)",
     "disable_verify": "do not verify the program",
-    "allow_unregistered_dialect": "accept ops and attributes of unknown dialects",
+    "allow_unregistered_dialect": "accept ops and attributes of dialects that are not registered",
     "no_implicit_module": "with -f xdsl: expect a module in the input",
     "passes": "the passes to run: a,b{x=1 y=2}; the name of a pipeline stands for its passes",
     "target": "the output format: mlir, torch or stablehlo (mlir)",

@@ -4,6 +4,7 @@ Reading a field of an op or a value in C takes a third of the time of xDSL's pro
 set directly where xDSL's own way searches in vain, or copies the list that it changes.
 """
 
+import re
 from collections.abc import Callable, Iterable, Sequence
 from inspect import signature
 from operator import attrgetter
@@ -22,11 +23,13 @@ from xdsl.ir import (
 )
 from xdsl.ir.core import IRWithName
 from xdsl.irdl import IRDLOperation
-from xdsl.parser import AttrParser
+from xdsl.parser import AttrParser, ParserState
 from xdsl.printer import Printer
 from xdsl.universe import Universe
 from xdsl.utils.arg_spec import _convert_arg_to_type as converted_argument
-from xdsl.utils.mlir_lexer import MLIRToken
+from xdsl.utils.exceptions import ParseError
+from xdsl.utils.lexer import Input, Span
+from xdsl.utils.mlir_lexer import MLIRLexer, MLIRToken
 
 __all__ = ["converted_argument"]
 
@@ -95,6 +98,26 @@ ATTACH = "_attach_op"
 """The method of a block that attaches an op."""
 
 # ---- parsers and printers ----
+
+STRING = re.compile(r'"(?:[^"\\\n\v\f]++|\\(?:["nt\\]|[0-9A-Fa-f]{2}))*+"')
+
+
+class Lexer(MLIRLexer):
+    """xDSL's lexer takes exponential time for a string that is not closed, or has an invalid
+    escape."""
+
+    def _lex_string_literal(self, start_pos: int) -> MLIRToken:
+        if STRING.match(self.input.content, start_pos) is None:
+            message = "expected a string with a closing '\"' and valid escapes, got none"
+            raise ParseError(Span(start_pos, start_pos + 1, self.input), message)
+        return super()._lex_string_literal(start_pos)
+
+
+def state_at(text: str, offset: int) -> ParserState[Any, Any]:
+    """Return the state of a parser at an offset of a text. Raises ParseError."""
+    lexer = Lexer(Input(text, ""))
+    lexer.pos = offset
+    return ParserState(lexer)
 
 
 def token_of(parser: AttrParser) -> MLIRToken:

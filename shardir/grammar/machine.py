@@ -8,7 +8,7 @@ shifts them. It also owns its stacks, which error recovery needs.
 import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 from shardir.grammar.tables import Production, Terminal, tables_of
 
@@ -34,6 +34,21 @@ class UnexpectedError(Exception):
         super().__init__(got)
         self.after, self.start, self.end = after, start, end
         self.got, self.expected = got, expected
+        self.literals: dict[str, str] = {}
+        """The texts of punctuation and keywords in the grammar."""
+        self.read_body = False
+        """Whether the text from `start` on follows the regions of the statement."""
+
+
+class Others(Protocol):
+    """Reads parts of a text that are not in the grammar."""
+
+    def knows(self, word: str) -> bool: ...
+
+    def read(self, word: str, start: int, end: int) -> tuple[Any, int]:
+        """Return the value of the part that begins with a word, and its end. Raises
+        UnexpectedError."""
+        ...
 
 
 Matcher = Callable[[str, int, int], Any]
@@ -69,6 +84,8 @@ class Machine:
 
     `convert`: for each leaf terminal, the function that makes its value when it is shifted.
     `words`: spellings of a terminal that are separate terminals, such as names of ops.
+    `others`: for a terminal, the reader of what begins with one of its other spellings; such a
+    spelling is the terminal OTHER.
     """
 
     def __init__(
@@ -79,9 +96,11 @@ class Machine:
         convert: Mapping[str, Callable[[str, int, int], Any]] | None = None,
         words: dict[str, dict[str, str]] | None = None,
         token: Callable[[str, int, int], Any] = Token,
+        others: Mapping[str, Others] | None = None,
     ):
         self.tables = tables = tables_of(grammar, starts)
         self.actions, self.words = actions, words or {}
+        self.others = others or {}
         self.terminals = {t.name: t for t in tables.terminals}
         conversions = convert or {}
         self.makes = {name: conversions.get(name, token) for name in tables.kept}
@@ -160,8 +179,21 @@ class Machine:
         Raises:
             UnexpectedError: a terminal does not fit, and there is no `recover`.
         """
-        stop = len(text) if end is None else end
-        row, final = self.first[start], self.final[start]
+        return self._run(text, start, pos, len(text) if end is None else end, recover, False)[0]
+
+    def run_part(
+        self, text: str, start: str, pos: int,
+        recover: Callable[[list[Row], list[Any], UnexpectedError], int],
+    ) -> tuple[Any, int]:  # fmt: skip
+        """Parse a part of a text, from `pos` to the end of a rule, whatever follows. Return its
+        value and its end."""
+        return self._run(text, start, pos, len(text), recover, True)
+
+    def _run(
+        self, text: str, start: str, pos: int, stop: int,
+        recover: Callable[[list[Row], list[Any], UnexpectedError], int] | None, is_part: bool,
+    ) -> tuple[Any, int]:  # fmt: skip
+        row, final, others = self.first[start], self.final[start], None
         stack, values = [row], []
         while True:
             kind: Any
@@ -176,13 +208,33 @@ class Machine:
                 kind = m.lastgroup
                 value, begin, finish = m[kind], m.start(kind), m.end()
                 if kind in row.words:
-                    kind = row.words[kind].get(value, kind)
+                    word = row.words[kind].get(value)
+                    if word is None and kind in self.others and self.others[kind].knows(value):
+                        others, word = self.others[kind], "OTHER"
+                    kind = word or kind
             while True:
                 if (shift := row.shift.get(kind)) is not None:
-                    row, make = shift
+                    to, make = shift
+                    if kind == "OTHER":
+                        assert others is not None
+                        try:
+                            made, finish = others.read(value, begin, finish)
+                        except UnexpectedError as error:
+                            if recover is None:
+                                raise
+                            stack.append(to)
+                            values.append(Token(value, begin, finish))
+                            pos = recover(stack, values, error)
+                            row = stack[-1]
+                            break
+                    else:
+                        made = None if make is None else make(value, begin, finish)
+                    row = to
                     stack.append(row)
-                    values.append(None if make is None else make(value, begin, finish))
+                    values.append(made)
                     pos = finish
+                    if is_part and (call := self._completion(stack, final)) is not None:
+                        return call(values), pos
                     break
                 if (reduce := row.reduce.get(kind)) is None:
                     error = self._unexpected(text, pos, begin, stop, stack)
@@ -202,8 +254,19 @@ class Machine:
                     self._read(row)
                 stack.append(row)
                 values.append(call(children))
-                if row is final and kind == "$END":
-                    return values[-1]
+                if row is final and (is_part or kind == "$END"):
+                    return values[-1], pos
+
+    def _completion(self, stack: list[Row], final: Row) -> Callable[[list[Any]], Any] | None:
+        """Return the reduction of a whole stack, if it does not depend on the next terminal: after
+        a part, another grammar may go on."""
+        row = stack[-1]
+        if not row.is_read:
+            self._read(row)
+        if row.shift:
+            return None
+        call, size, origin = next(iter(row.reduce.values()))
+        return call if size == len(stack) - 1 and stack[0].goto.get(origin) is final else None
 
     def _unexpected(
         self, text: str, after: int, begin: int, stop: int, stack: list[Row]
@@ -211,8 +274,11 @@ class Machine:
         m = ODD.match(text, begin, stop)
         expected = [k for k in dict.fromkeys(stack[-1].kinds) if self.accepts(stack, k)]
         if m is None:
-            return UnexpectedError(after, stop, stop + 1, "", expected)
-        return UnexpectedError(after, begin, m.end(), m[0], expected)
+            error = UnexpectedError(after, stop, stop + 1, "", expected)
+        else:
+            error = UnexpectedError(after, begin, m.end(), m[0], expected)
+        error.literals = self.literals
+        return error
 
     def accepts(self, stack: list[Row], kind: str) -> bool:
         """Whether a terminal can follow. A reduction alone does not show it: it may end in a state

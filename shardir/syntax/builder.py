@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from xdsl.context import Context
-from xdsl.dialects.builtin import ModuleOp, StringAttr
+from xdsl.dialects.builtin import ModuleOp, StringAttr, UnregisteredOp
 from xdsl.ir import Attribute, Block, Operation, Region, SSAValue
 from xdsl.irdl import IRDLOperation
 
@@ -25,7 +25,9 @@ class ModuleBuilder(FunctionReductions):
         self.formats = OpFormats({}, self)
         """The formats of ops with an assembly_format, by name."""
         self.known: list[str] = []
-        """The names of ops with a syntax of their own."""
+        """The names of our ops with a syntax of their own."""
+        self.read_region: Callable[[str, int], tuple[Region, int]]
+        """Reads a region from an offset of a text; returns it and its end."""
 
     # ---- operations ----
     def op(self, c: list[Any]) -> Operation | None:
@@ -157,6 +159,9 @@ class ModuleBuilder(FunctionReductions):
             self.log.incomplete.ops.add(op)
         return op
 
+    def other(self, c: list[Any]) -> Operation | None:
+        return c[0]
+
     def pretty(self, c: list[Any]) -> Operation | None:
         return c[0]
 
@@ -165,14 +170,14 @@ class ModuleBuilder(FunctionReductions):
 
     def unregistered_text(self, word: str) -> str:
         dialect, dot, _ = word.partition(".")
-        if dot and self.ctx.get_optional_op(word) is not None:
-            return (
-                f'expected an op of shardir, got {word}; use the generic form "{word}"(...), or '
-                "shard-opt -f xdsl"
-            )
-        hint = did_you_mean(word, self.known)
+        known = self.known
+        if dot and (op := self.ctx.get_optional_op(word)) and not issubclass(op, UnregisteredOp):
+            return f'expected "{word}"(...), the only form of this operation, got {word}'
+        if dialect in self.ctx.registered_dialect_names:
+            known = [*known, *(op.name for op in self.ctx.get_dialect(dialect).operations)]
+        hint = did_you_mean(word, known)
         if not hint and dot:
-            dialects = sorted({name.split(".")[0] for name in self.known})
+            dialects = sorted({name.split(".")[0] for name in known})
             if dialect not in dialects:
                 near = did_you_mean(dialect, dialects)
                 return f"expected an operation of a registered dialect, got {word}{near}"
@@ -211,8 +216,9 @@ class ModuleBuilder(FunctionReductions):
     def open(self, c: list[Token]) -> Block | None:
         """`{`: a mid-rule action that opens the scope of a region before its ops are made."""
         arguments, self.arguments = self.arguments, None
+        isolated, self.isolated = self.isolated, False
         lenient, self.lenient = self.lenient, False
-        self.names.open(c[0], isolated=arguments is not None, lenient=lenient)
+        self.names.open(c[0], isolated=isolated, lenient=lenient)
         if arguments is None:
             return None
         block = Block()
@@ -225,6 +231,8 @@ class ModuleBuilder(FunctionReductions):
         first = next((i for i, x in enumerate(body) if isinstance(x, Block)), len(body))
         blocks = body[first:]
         ops = [x for x in body[:first] if x is not None]
+        if entry is not None and not (ops or entry.args) and blocks and not scope.lost:
+            entry = None  # the first block has a label
         if ops or entry is not None or (scope.lost and not blocks):
             block = entry or Block()
             block.add_ops(ops)

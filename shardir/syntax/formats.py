@@ -7,13 +7,15 @@ dialect with a hundred ops has a dozen rules. The types at the end of a format m
 text (omitted.py).
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any, Protocol
 
 import xdsl.irdl.declarative_assembly_format as fmt
+from xdsl.context import Context
 from xdsl.dialects.builtin import DenseArrayBase, StringAttr, UnitAttr, i32
 from xdsl.dialects.utils.enum_attribute import EnumAttribute
-from xdsl.ir import Attribute, Block, Operation, Region, SSAValue
+from xdsl.ir import Attribute, Block, Operation, ParametrizedAttribute, Region, SSAValue
 from xdsl.irdl import (
     AttrSizedOperandSegments,
     AttrSizedRegionSegments,
@@ -23,9 +25,10 @@ from xdsl.irdl import (
 )
 from xdsl.irdl.declarative_assembly_format import ParsingState
 from xdsl.irdl.operations import AttrSizedSegments
-from xdsl.utils.exceptions import VerifyException
+from xdsl.parser import AttrParser
+from xdsl.utils.exceptions import ParseError, VerifyException
 
-from shardir.compat.xdsl import LISTS
+from shardir.compat.xdsl import LISTS, state_at
 from shardir.diagnostics import ShardirError
 from shardir.dialects.definition import format_of
 from shardir.dialects.signatures import Memo
@@ -138,19 +141,38 @@ def piece(
         case fmt.TypedAttributeVariable():
             token = "DENSE" if "dense" in d.unique_base.name else "NUMBER"
             return token, [setter(d, lambda t: read.typed(d.unique_base, d.unique_type, t))]
-        case fmt.UniqueBaseAttributeVariable() if issubclass(d.unique_base, EnumAttribute):
-            base = d.unique_base
+        case fmt.UniqueBaseAttributeVariable() if is_word(d.unique_base):
+            base: Any = d.unique_base
             words = {str(w.value): base(w) for w in base.enum_type}
             rule = rules.name("word", " | ".join(f'"{w}"' for w in sorted(words)))
             return rule, [setter(d, lambda c: words[c[0].value])]
-        case fmt.UniqueBaseAttributeVariable():
+        case fmt.UniqueBaseAttributeVariable() if is_in_angles(d.unique_base):
             return "ANGLES", [setter(d, lambda t: read.body(d.unique_base, t))]
-        case fmt.AttributeVariable():
+        case fmt.AttributeVariable() if not isinstance(d, fmt.UniqueBaseAttributeVariable):
             return optional(d, "ATTR", first), [setter(d, lambda v: v)]
         case fmt.OptionalGroupDirective():
             return group(d, rules, last)
         case _:
             raise NotImplementedError(f"no Lark rule for {type(d).__name__}")
+
+
+def is_word(base: type[Attribute]) -> bool:
+    """Whether an attribute is written as one of the words of an enumeration."""
+    parse: Any = EnumAttribute.parse_parameter
+    return issubclass(base, EnumAttribute) and base.parse_parameter.__func__ is parse.__func__
+
+
+@cache
+def is_in_angles(base: Any) -> bool:
+    """Whether what is written of an attribute has to begin with `<`."""
+    parse = (
+        base.parse_parameters if issubclass(base, ParametrizedAttribute) else base.parse_parameter
+    )
+    try:
+        parse(AttrParser(state_at("0", 0), Context()))
+    except ParseError as e:
+        return "'<'" in e.msg
+    return False
 
 
 def optional(d: fmt.AttributeVariable, token: str, first: bool) -> str:
@@ -312,7 +334,7 @@ class OpParts(ParsingState):
 class OpFormats(dict[str, "OpFormat"]):
     """The formats of ops by name, each made at its first use."""
 
-    def __init__(self, ops: Mapping[str, type[IRDLOperation]], read: Reader):
+    def __init__(self, ops: dict[str, type[IRDLOperation]], read: Reader):
         super().__init__()
         self.ops, self.read = ops, read
 

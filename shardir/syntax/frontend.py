@@ -7,7 +7,7 @@ from xdsl.context import Context
 from xdsl.dialects.builtin import ModuleOp
 from xdsl.utils.frontend import Frontend
 
-from shardir.syntax.parser import parser_of
+from shardir.syntax.parser import default_parser
 from shardir.syntax.source import Source
 
 
@@ -19,6 +19,4 @@ class IrFrontend(Frontend):
 
     def parse(self, ctx: Context, input: IO[bytes], input_name: str) -> ModuleOp:
         source = Source(input.read().decode(), input_name)
-        return parser_of(source.text, allow_unregistered=ctx.allow_unregistered).parse_source(
-            source
-        )
+        return default_parser(allow_unregistered=ctx.allow_unregistered).parse_source(source)

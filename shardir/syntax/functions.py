@@ -58,13 +58,13 @@ class FunctionReductions(Reductions):
         self.head_lost = False
         if bad:
             self.log.incomplete.symbols.add(self.symbol(symbol))
-        self.arguments = [(t, type, loc) for t, type, loc, _ in named]
+        self.arguments, self.isolated = [(t, type, loc) for t, type, loc, _ in named], True
         return bad, name, visibility, symbol, params, results or [], attrs or {}
 
     # ---- the function ----
     def func_func(self, c: list[Any]) -> Operation | None:
         (bad, name, visibility, symbol, params, results, attrs), region = c
-        self.arguments = None
+        self.arguments, self.isolated = None, False
         if bad or self.bad:
             return None
         type = FunctionType.from_lists([p[1] for p in params], [t for t, _ in results])

@@ -41,6 +41,7 @@ from xdsl.utils.mlir_lexer import MLIRTokenKind
 
 from shardir.compat.xdsl import token_of
 from shardir.diagnostics import did_you_mean
+from shardir.dialects import DIALECTS
 from shardir.dialects.text import TextAttr
 from shardir.grammar.machine import Token
 from shardir.syntax.aliases import Aliases
@@ -260,20 +261,27 @@ class LeafReductions:
             self.ctx.get_optional_type(name) if is_type else self.ctx.get_optional_attr(name)
         )
         if base is None:
+            dialect = name.partition(".")[0]
+            if dialect in self.ctx.registered_dialect_names:
+                dialects = [self.ctx.get_dialect(dialect)]
+            else:
+                dialects = [d for d in self.ctx.loaded_dialects if d.name in DIALECTS]
             known = [
-                a.name
-                for d in self.ctx.loaded_dialects
-                for a in d.attributes
+                a.name for d in dialects for a in d.attributes
                 if issubclass(a, TypeAttribute) == is_type
-            ]
-            hint = did_you_mean(name, known)
+            ]  # fmt: skip
+            is_named = not name.endswith(".")
+            hint = did_you_mean(name, known) if is_named else ""
+            if not hint and len(dialects) == 1 and known:
+                hint = f"; {dialect} has {', '.join(sorted(known))}"
             end = t.start + len(name) + 1
             what = "type" if is_type else "attribute"
-            raise LeafError(
-                t.start, end, f"expected a registered {what}, got {t.value[0]}{name}{hint}"
-            )
+            shown = f"{t.value[0]}{name}" if is_named else f"{t.value[:40]} without a name"
+            raise LeafError(t.start, end, f"expected a registered {what}, got {shown}{hint}")
         if issubclass(base, UnregisteredAttr):
             return base(name, is_type, is_opaque, body)
+        if is_opaque and not body.startswith("<"):
+            return self.by_xdsl(t.value, t)
         if is_opaque:
             text = f"{t.value[0]}{name}{body}"
             return self.dialect_attr([Token(text, at - len(text) + len(body), t.end)])
@@ -282,6 +290,9 @@ class LeafReductions:
                 raise LeafError(t.end, t.end + 1, f"expected '<' after #{name}, got none")
             return located(at, t.end, lambda: base.read(body))
         return self.by_xdsl(t.value, t)
+
+    def typed_attr(self, c: list[Any]) -> Attribute:
+        return self.by_xdsl(f"{c[0].value} : {c[1]}", c[0])
 
     def opaque(self, c: list[Token]) -> Attribute:
         return self.by_xdsl(c[0].value, c[0])

@@ -6,10 +6,12 @@ STRING = r'"(?:[^"\\\n\v\f]++|\\.)*+"'
 def balanced(opens: str, closes: str, depth: int) -> str:
     """Return a regex for text between brackets that nest up to `depth` levels.
 
-    `->` is not a bracket, and brackets in strings and comments do not count. Types and attributes
-    have no `%`, so an unclosed bracket ends at the next value instead of the end of the file.
+    `->` and `>=` are not brackets, and brackets in strings and comments do not count. Types and
+    attributes have no `%`, so an unclosed bracket ends at the next value instead of the end of the
+    file.
     """
-    unbracketed = rf'[^\{opens}\{closes}"%/-]++|->|-|//[^\n]*+|/|{STRING}'
+    arrows = "->|>=|-" if closes == ">" else "->|-"
+    unbracketed = rf'[^\{opens}\{closes}"%/-]++|{arrows}|//[^\n]*+|/|{STRING}'
     regex = rf"\{opens}(?:{unbracketed})*+\{closes}"
     for _ in range(depth - 1):
         regex = rf"\{opens}(?:{unbracketed}|{regex})*+\{closes}"

@@ -6,7 +6,7 @@ from typing import Any
 from xdsl.ir import Region
 
 from shardir.diagnostics import did_you_mean, one_of
-from shardir.grammar.machine import Machine, Row, Token, UnexpectedError
+from shardir.grammar.machine import Row, Token, UnexpectedError
 from shardir.syntax.builder import ModuleBuilder
 from shardir.syntax.errors import StopError
 
@@ -38,39 +38,43 @@ NAMES = {
     "BRACES": "an attribute dictionary", "LOC": "", "DENSE": "dense<...>", "NUMBER": "a number",
     "SQUARES": "a list in '[...]'", "ANGLES": "'<...>'", "COUNT": "a number of results",
     "ALIAS_ID": "", "OP_NAME": "an operation", "MODULE": "an operation", "FUNC": "an operation",
-    "RECOVER": "", "NEVER": "", "$END": "the end of the file",
+    "RECOVER": "", "NEVER": "", "OTHER": "an operation", "$END": "the end of the file",
 }  # fmt: skip
 
 
 class Recovery:
     """Panic mode for one parser: drop the current statement, resume at the next one."""
 
-    def __init__(self, builder: ModuleBuilder, machine: Machine):
-        self.builder, self.machine = builder, machine
+    def __init__(self, builder: ModuleBuilder):
+        self.builder = builder
         self.unopened = 0
+
+    def recover_within(self, stack: list[Row], values: list[Any], e: UnexpectedError) -> int:
+        """Like `recover`, for a part of a statement. Raises the error if it is not in a region."""
+        enter_region(stack, values)
+        if not any("op" in row.goto for row in stack):
+            e.read_body |= any(map(has_region, values))
+            raise e
+        return self.recover(stack, values, e)
 
     def recover(self, stack: list[Row], values: list[Any], e: UnexpectedError) -> int:
         """Repair the stacks, and return the offset at which to resume."""
         builder, text = self.builder, self.builder.source.text
         unknown: Token | None = values[-1] if "NEVER" in stack[-1].shift else None
         start = scan = e.start
-        read_body = False
+        read_body = e.read_body
         enter_region(stack, values)
         while "op" not in stack[-1].goto:
             if len(stack) == 1:
                 raise StopError
             stack.pop()
             value = values.pop()
-            read_body = (
-                read_body
-                or isinstance(value, Region)
-                or (isinstance(value, list) and any(isinstance(v, Region) for v in value))
-            )
+            read_body = read_body or has_region(value)
             if (t := first_token(value)) is not None:
                 start = min(start, t.start)
         reported = builder.bad or builder.head_lost
         builder.bad = builder.head_lost = False
-        builder.arguments = None
+        builder.arguments, builder.isolated = None, False
         if not read_body:
             scan = start
         following, body = next_statement(text, scan)
@@ -135,7 +139,7 @@ class Recovery:
         elif e.got == '"':
             report(e.start, e.end, "expected the closing '\"' of this string, got none")
         else:
-            literals = self.machine.literals
+            literals = e.literals
             hint = did_you_mean(e.got, [literals[k] for k in e.expected if k in literals])
             report(e.start, e.end, f"{self.expected(e)}, got {shown(e.got)}{hint}")
 
@@ -161,19 +165,28 @@ class Recovery:
         )
 
     def expected(self, e: UnexpectedError) -> str:
-        names = {self.human(k) for k in e.expected} - {""}
+        names = {human(k, e.literals) for k in e.expected} - {""}
         if "an operation" in names:
             names -= {"a value", "a string"}
         if "a type" in names:
             names -= {"a function type"}
         return "expected " + one_of(names or {"nothing more"})
 
-    def human(self, kind: str) -> str:
-        if kind in NAMES:
-            return NAMES[kind]
-        if kind.startswith("OPS"):
-            return "an operation"
-        return f"'{self.machine.literals.get(kind, kind)}'"
+
+def human(kind: str, literals: dict[str, str]) -> str:
+    """Return the name of a terminal in messages."""
+    if kind in NAMES:
+        return NAMES[kind]
+    if kind.startswith("OPS"):
+        return "an operation"
+    return f"'{literals.get(kind, kind)}'"
+
+
+def has_region(value: Any) -> bool:
+    """Whether the value of a rule is a region, or a list with one."""
+    return isinstance(value, Region) or (
+        isinstance(value, list) and any(isinstance(v, Region) for v in value)
+    )
 
 
 def after_op(text: str, t: Token) -> str:

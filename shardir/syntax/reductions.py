@@ -33,7 +33,9 @@ class Reductions:
         self.log = ErrorLog(source)
         self.names = ScopedNames(self.log)
         self.arguments: BlockArgs | None = None
-        """The arguments of the next region's first block, from a function's head."""
+        """The arguments of the next region's first block, from the head of its op."""
+        self.isolated = False
+        """Whether the next region belongs to an op that is isolated from above."""
         self.lenient = False
         """Whether the next region belongs to an op whose head has an error."""
         self.bad = False

@@ -77,7 +77,7 @@ def xdsl_probes() -> list[object]:
     op = TestOp(result_types=[TensorType(f32, [2])])
     other = TestOp(operands=[op.results[0]])
     return [op, other, op.results[0], Use(other, 0), Block(), Parser(Context(), ""), Printer(),
-            fmt.OperandsDirective()]  # fmt: skip
+            Parser(Context(), "").lexer, fmt.OperandsDirective()]  # fmt: skip
 
 
 @cache

@@ -22,10 +22,10 @@ WRONG = {
     '"nn.rellu"() : () -> ()': [
         "1:1 expected a registered operation, got nn.rellu; did you mean nn.relu?"
     ],
-    "arith.addi": [
-        '1:1 expected an op of shardir, got arith.addi; use the generic form "arith.addi"(...), '
-        "or shard-opt -f xdsl"
+    "cmath.norm": [
+        '1:1 expected "cmath.norm"(...), the only form of this operation, got cmath.norm'
     ],
+    "arith.adf": ["1:1 expected a registered operation, got arith.adf; did you mean arith.addf?"],
     "func.func @f(%x: tensor<4xf32) {\n  func.return\n}": [
         "1:24 expected the '>' of this '<', got none, or too much nesting"
     ],
