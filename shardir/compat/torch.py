@@ -1,6 +1,8 @@
 """Private names of torch, and names that differ between its versions."""
 
+from collections.abc import Callable
 from inspect import getattr_static
+from operator import getitem
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
@@ -10,6 +12,7 @@ from torch._decomp import decomposition_table
 from torch._ops import HigherOrderOperator, OpOverload
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
 from torch.export import ExportedProgram
+from torch.fx import GraphModule
 from torch.utils import checkpoint
 from torch.utils._pytree import (
     TreeSpec,
@@ -90,25 +93,35 @@ def set_grad_enabled(enabled: bool) -> None:
 
 
 def functionalize(program: ExportedProgram) -> ExportedProgram:
-    """Return the exported program without in-place writes: `run_decompositions` with an empty
-    table. Torch's own call prepares all its composite ops, which takes 0.3 s; this one only the
-    composite ops that the program calls."""
+    """Return the exported program without in-place writes and, within an autocast, with its
+    conversions: `run_decompositions` with an empty table. That traces the program once more, so one
+    that it would not change, except for unused calls, is returned. Torch's own call prepares all
+    its composite ops, which takes 0.3 s; this one only the composite ops that the program calls."""
     from torch.export import exported_program
 
-    targets = {
-        node.target
-        for module in program.graph_module.modules()
-        if isinstance(module, torch.fx.GraphModule)
-        for node in module.graph.nodes
-        if node.op == "call_function"
-    }
     prepared = "_collect_all_valid_cia_ops"
     is_prepared = getattr(exported_program, "_is_preservable_cia_op", None)
     if is_prepared is None or not hasattr(exported_program, prepared):
         return program.run_decompositions({})
+    graphs = [m.graph for m in program.graph_module.modules() if isinstance(m, GraphModule)]
+    targets = {n.target for graph in graphs for n in graph.nodes if n.op == "call_function"}
+    is_plain = len(graphs) == 1 and not torch._C._is_any_autocast_enabled()
+    if is_plain and all(_is_functional(target, is_prepared) for target in targets):
+        graphs[0].eliminate_dead_code()
+        program.graph_module.recompile()
+        return program
     composites = {op for op in targets if isinstance(op, OpOverload) and is_prepared(op)}
     with patch.object(exported_program, prepared, lambda: composites):
         return program.run_decompositions({})
+
+
+def _is_functional(target: Any, is_prepared: Callable[[OpOverload], bool]) -> bool:
+    """Whether `run_decompositions` leaves the calls of a target as they are: it writes to no
+    operand, and is no composite op, except one that torch can leave whole."""
+    if not isinstance(target, OpOverload):
+        return target is getitem
+    is_composite = target.has_kernel_for_dispatch_key(COMPOSITE)
+    return not target._schema.is_mutable and (not is_composite or is_prepared(target))
 
 
 _apply = getattr_static(torch.autograd.Function, "apply")

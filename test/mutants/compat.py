@@ -12,4 +12,22 @@ MUTANTS = [
         "tuple([Use(op, 0) for i",
         "test/dialects/test_creation.py",
     ),
+    Mutant(
+        "a program that writes is functional",
+        "A program that writes in place is not traced again without its writes.",
+        "shardir/compat/torch.py",
+        "_is_functional",
+        "not target._schema.is_mutable and",
+        "",
+        "test/frontends/test_writes.py",
+    ),
+    Mutant(
+        "a program within autocast is functional",
+        "The conversions of an autocast around the module are left out.",
+        "shardir/compat/torch.py",
+        "functionalize",
+        "not torch._C._is_any_autocast_enabled()",
+        "True",
+        "test/frontends/test_regions.py",
+    ),
 ]
