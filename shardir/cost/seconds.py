@@ -7,9 +7,10 @@ type, the bytes of a product add to its flops (Treibig and Hager, 2010, without 
 
     ratio (flops / rate of the element type + bytes touched / rate of operands) + overhead
 
-The ratio is the cluster's for the op, or 1. A cluster without rates takes the default's; any other
-missing field costs nothing. An element type without a rate takes the cluster's lowest. A view costs
-nothing, or, if the cluster has a ratio for it, that ratio of the overhead.
+The ratio is the cluster's for the op, or for the op that it is `TIMED_AS`, or 1. A cluster without
+rates takes the default's; any other missing field costs nothing. An element type without a rate
+takes the cluster's lowest. A view costs nothing, or, if the cluster has a ratio for it, that ratio
+of the overhead.
 """
 
 from abc import ABC, abstractmethod
@@ -128,7 +129,8 @@ def computation_seconds(
     moving = touched / cluster.memory_bandwidth if cluster.memory_bandwidth else 0.0
     rate = cluster.operand_rates.get(element) if issubclass(kind, PRODUCTS) else None
     seconds = max(computing, moving) if rate is None else computing + touched / rate
-    return cluster.op_times[kind.name] * seconds + cluster.overhead
+    name = kind.name if kind.name in cluster.op_times else getattr(kind, "TIMED_AS", kind.name)
+    return cluster.op_times[name] * seconds + cluster.overhead
 
 
 def view_seconds(cluster: Cluster, kind: type[Operation]) -> float:

@@ -184,6 +184,11 @@ ROWS: dict[str, tuple[list[Arg], Any, str, dict[str, int]]] = {
         lambda b, x, w, c: b.value(nn.LayerNormOp, x, w, c, props={"eps": float_attr(1e-5)}),
         "[{a}, {b}]", {"all_reduce": 2},  # mean, variance
     ),
+    "rms_norm": (
+        [Arg("f64", (4, 8)), Arg("f64", (8,))],
+        lambda b, x, w: b.value(nn.RmsNormOp, x, w, props={"eps": float_attr(1e-5)}),
+        "[{a}, {b}]", {"all_reduce": 1},
+    ),
     "cross_entropy": (
         [Arg("f64", (4, 8)), Arg("i64", (4,))],
         lambda b, x, ids: b.value(nn.CrossEntropyOp, x, ids),
@@ -225,6 +230,11 @@ ROWS: dict[str, tuple[list[Arg], Any, str, dict[str, int]]] = {
         [Arg("f64", s) for s in ((4, 8), (8,), (4, 8), (4,), (4,))],
         lambda b, *given: b.results(nn.LayerNormGradOp, *given),
         # both sums of dx; of the weight's and the bias' gradient over a
+        "[{a}, {b}]", {"all_reduce": 2},
+    ),
+    "rms_norm_grad": (
+        [Arg("f64", s) for s in ((4, 8), (8,), (4, 8), (4,))],
+        lambda b, *given: b.results(nn.RmsNormGradOp, *given),
         "[{a}, {b}]", {"all_reduce": 2},
     ),
     "uneven cross_entropy_grad": (

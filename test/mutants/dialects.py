@@ -60,10 +60,10 @@ MUTANTS = [
     Mutant(
         "a layer norm saves its deviation",
         "Where a row is split, the statistics have the deviation in place of its reciprocal.",
-        "shardir/dialects/nn/layer_norm.py",
-        "LayerNormOp.decompose",
-        "for v in (mean, b.value(ReciprocalOp, root))]",
-        "for v in (mean, root)]",
+        "shardir/dialects/nn/row_norms.py",
+        "RowNorm.decompose",
+        "for v in (*means, b.value(ReciprocalOp, root)))]",
+        "for v in (*means, root))]",
         "test/dialects/test_ops.py::test_one_device_and_all_ranks_are_torch -k layer_norm",
     ),
     Mutant(

@@ -31,11 +31,6 @@ def group_norm(shape: Shape, groups: int) -> Case:
     return Case(name, nn.GroupNormOp, (shape, shape[1:2], shape[1:2]), props=props)
 
 
-def rms_norm(shape: Shape, norm: Shape) -> Case:
-    name = f"{'x'.join(map(str, shape))}-{'x'.join(map(str, norm))}"
-    return Case(name, nn.RmsNormOp, (shape, norm), props=EPS)
-
-
 CASES: list[Case] = [
     *batch_norm((6, 4)),
     *batch_norm((5, 3, 3)),
@@ -44,9 +39,6 @@ CASES: list[Case] = [
     group_norm((3, 6, 2), 3),
     group_norm((3, 5), 1),
     group_norm((2, 4, 2, 3), 4),
-    rms_norm((4, 8), (8,)),
-    rms_norm((3, 5), (5,)),
-    rms_norm((2, 4, 6), (4, 6)),
 ]
 
 
@@ -75,5 +67,4 @@ REFERENCES: dict[type[Operation], Reference] = {
     nn.GroupNormOp: lambda op, x, w, b: torch.group_norm(
         x, op.groups.value.data, w, b, op.eps.value.data
     ),
-    nn.RmsNormOp: lambda op, x, w: functional.rms_norm(x, w.shape, w, op.eps.value.data),
 }

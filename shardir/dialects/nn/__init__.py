@@ -24,7 +24,6 @@ from shardir.dialects.nn.elementwise import *
 from shardir.dialects.nn.extremes import *
 from shardir.dialects.nn.indexing import *
 from shardir.dialects.nn.joining import *
-from shardir.dialects.nn.layer_norm import *
 from shardir.dialects.nn.logic import *
 from shardir.dialects.nn.losses import *
 from shardir.dialects.nn.movement import *
@@ -35,6 +34,7 @@ from shardir.dialects.nn.positions import *
 from shardir.dialects.nn.properties import *
 from shardir.dialects.nn.random import *
 from shardir.dialects.nn.reduction import *
+from shardir.dialects.nn.row_norms import *
 from shardir.dialects.nn.rows import *
 from shardir.dialects.nn.scores import *
 from shardir.dialects.nn.selection import *

@@ -92,7 +92,8 @@ class TensorOp(IRDLOperation, metaclass=OpClass):
 
     FLOPS: ClassVar[int] = 1
     """Floating-point operations per element of the largest operand or result; a function such as
-    exp counts as one."""
+    exp counts as one. An op may have the class variable `TIMED_AS`: the name of another op, whose
+    ratio holds on clusters that have none for this one."""
 
     def __init__(self, *values: SSAValue, **parts: Any):
         if values:

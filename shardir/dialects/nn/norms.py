@@ -1,5 +1,5 @@
-"""Norms with statistics over the batch, groups of channels, or trailing dimensions. They are
-composites: each device reduces its shard, and partial sums are communicated.
+"""Norms with statistics over the batch or groups of channels. They are composites: each device
+reduces its shard, and partial sums are communicated.
 
     %y, %mean_1, %var_1 = nn.batch_norm %x, %weight, %bias, %mean, %var momentum 0.1 eps 1e-5
 
@@ -203,41 +203,3 @@ class GroupNormOp(_ChannelNorm):
         normed = b.reshape(self.scaled(b, centred, var), shape)
         weight, bias = (_of_channels(b, v, len(shape)) for v in (weight, bias))
         return (b.add(b.mul(normed, weight), bias),)
-
-
-@op_definition
-class RmsNormOp(_Norm):
-    """x / sqrt(mean(x^2) + eps) * weight, over the trailing dimensions of the weight."""
-
-    name = "nn.rms_norm"
-    x = operand_def(TensorType)
-    weight = operand_def(TensorType)
-    out = result_def(TensorType)
-    assembly_format = f"$x `,` $weight `eps` $eps {STRATEGY}"
-
-    @classmethod
-    def infer(cls, operands: Types, props: Props) -> list[TensorType]:
-        x, w = (t.get_shape() for t in operands)
-        if not 0 < len(w) <= len(x) or x[len(x) - len(w) :] != w:
-            raise ShardirError(
-                coded(
-                    "T6",
-                    f"expected a weight with the trailing dimensions of {list(x)}, got {list(w)}",
-                    use="reshape it",
-                )
-            )
-        check_not_empty(prod(w), "a mean")
-        return [tensor(float_element(cls.name, operands), x)]
-
-    @classmethod
-    def rule(cls, operands: Types, results: Types, props: Props) -> Factors:
-        x, w = (t.get_shape() for t in operands)
-        names = factor_names(len(x))
-        return Factors.of([names, names[len(x) - len(w) :]], [names], [x, w, x])
-
-    def decompose(self, b: "OpBuilder") -> Sequence[SSAValue]:
-        t = unsharded_type(self.x)
-        x, weight = self.operands
-        rank, norm = len(t.get_shape()), len(unsharded_type(weight).get_shape())
-        square = b.reduce(b.mul(x, x), "mean", range(rank - norm, rank), keep=True)
-        return (b.mul(self.scaled(b, x, square), weight),)

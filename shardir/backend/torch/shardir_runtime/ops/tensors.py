@@ -293,6 +293,29 @@ def layer_norm_grad(
     )
 
 
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """Return the result, and 1 / sqrt(mean(x^2) + eps) of each row, in f32 for narrower
+    operands."""
+    out, rstd = aten._fused_rms_norm(x, weight.shape, weight, eps)
+    return out, rstd.view(x.shape[: x.ndim - weight.ndim])
+
+
+def rms_norm_grad(x: Tensor, weight: Tensor, dy: Tensor, rstd: Tensor) -> tuple[Tensor, Tensor]:
+    """The cotangents of x and weight, from the statistic of `rms_norm`."""
+    rows = rstd.contiguous().view(*rstd.shape, *[1] * weight.ndim)
+    if x.is_cuda:
+        return aten._fused_rms_norm_backward(
+            dy.contiguous(), x, weight.shape, rows, weight, [True, True]
+        )
+    r, w = rstd.reshape(-1, 1), weight.to(rstd.dtype).flatten()
+    flat_x, flat_dy = (v.to(r.dtype).reshape(r.numel(), w.numel()) for v in (x, dy))
+    h = flat_x * r
+    slopes = flat_dy * h
+    means = (slopes @ w).unsqueeze(1) / w.numel()
+    dx = (flat_dy * w).addcmul_(h, means, value=-1).mul_(r)
+    return dx.view(x.shape).to(x.dtype), slopes.sum(0).view(weight.shape).to(weight.dtype)
+
+
 def maximum(x: Tensor, dims: Sequence[int], keep: bool = False) -> Tensor:
     """The maximum over dims, along which this rank's shard may be empty."""
     return _extreme(x, dims, keep, torch.amax, lowest=True)
