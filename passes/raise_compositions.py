@@ -11,7 +11,7 @@ raised when they are imported, before all passes.
 
 1. Values stay equal up to rounding, also where the maximum of a row, or the sum of exponentials, is
    infinite. Attention to no key by a bias, and the loss of a one-hot label beside a probability of
-   0, are 0 where the ops have NaN.
+   0, are 0 where the ops have NaN; a variance by E[x^2] - E[x]^2 becomes a more precise one.
 2. A composition is raised where more ops die than are made. An inner value that other ops read
    stays, with the ops that compute it.
 3. A value with a layout or a sharding is no inner value. So nothing is raised after propagation.
@@ -28,6 +28,7 @@ from shardir.dialects.nn.elementwise import Elementwise
 from shardir.dialects.nn.types import unsharded_type
 from shardir.rewriting.bases import Function, GlobalPass
 from shardir.rewriting.compositions.raising import raise_block
+from shardir.rewriting.compositions.row_values import keep_dimensions
 from shardir.rewriting.compositions.table import RULES
 from shardir.rewriting.rewriter import Rewriter
 
@@ -41,7 +42,7 @@ class RaiseCompositions(GlobalPass):
     name = "raise-compositions"
 
     def rewrite(self, f: Function) -> None:
-        while raise_block(RULES, f.block):
+        while keep_dimensions(f.block) | raise_block(RULES, f.block):
             pass
         rewriter = Rewriter(block=f.block)
         rewriter.erase_unused(None, None)

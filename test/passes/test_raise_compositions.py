@@ -3,6 +3,7 @@ misses of a composition stay as they are."""
 
 import os
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
@@ -56,6 +57,38 @@ def rms_norm(x: Any, w: Any) -> Any:
     return x * lax.rsqrt(jnp.mean(x * x, -1, keepdims=True) + 1e-6) * w
 
 
+def flax_layer_norm(x: Any, w: Any, b: Any) -> Any:
+    """As flax.linen.LayerNorm computes it."""
+    mean, power = x.mean(-1), lax.square(x).mean(-1)
+    var = jnp.maximum(0.0, power - lax.square(mean))
+    scale = lax.rsqrt(jnp.expand_dims(var, -1) + 1e-6) * w.reshape(1, -1)
+    return (x - jnp.expand_dims(mean, -1)) * scale + b.reshape(1, -1)
+
+
+def fast_layer_norm(x: Any, w: Any, b: Any) -> Any:
+    """As jax.nn.standardize computes it."""
+    mean = x.mean(-1, keepdims=True)
+    var = jnp.square(x).mean(-1, keepdims=True) - jnp.square(mean)
+    return (x - mean) * lax.rsqrt(var + 1e-5) * w + b
+
+
+def fast_layer_norm_by_products(x: Any, w: Any, b: Any) -> Any:
+    mean = x.mean(-1, keepdims=True)
+    var = jnp.maximum((x * x).mean(-1, keepdims=True) - mean * mean, 0.0)
+    return w * ((x - mean) / jnp.sqrt(var + 1e-5)) + b
+
+
+def flax_rms_norm(x: Any, w: Any) -> Any:
+    """As flax.linen.RMSNorm computes it, which subtracts zeros."""
+    power = lax.square(x).mean(-1)
+    scale = lax.rsqrt(jnp.expand_dims(power, -1) + 1e-6) * w.reshape(1, -1)
+    return (x - jnp.expand_dims(jnp.zeros_like(power), -1)) * scale
+
+
+def rms_norm_by_sqrt(x: Any, w: Any) -> Any:
+    return w * (x / jnp.sqrt(jnp.mean(x**2, -1, keepdims=True) + 1e-6))
+
+
 def residual(norm: Callable[..., Any]) -> Callable[..., Any]:
     return lambda x, *ws: x + norm(jnp.sin(x), *ws) + x * norm(x, *ws)
 
@@ -76,6 +109,22 @@ def adamw_step(p: Any, g: Any, m: Any, v: Any, t: Any, lr: Any) -> Any:
     m, v, t = (1 - 0.9) * g + 0.9 * m, (1 - 0.999) * g**2 + 0.999 * v, t + 1
     step = (m / (1 - 0.9**t)) / (jnp.sqrt(v / (1 - 0.999**t)) + 1e-8) + 0.1 * p
     return p - lr * step, m, v, t
+
+
+def optax_sgd(
+    p: Any, m: Any, g: Any, rate: Any = 0.1, momentum: float | None = None, nesterov: bool = False,
+    decay: float = 0.0, clip: float | None = None,
+) -> tuple[Any, Any]:  # fmt: skip
+    """As optax.chain(clip_by_global_norm, add_decayed_weights, sgd) writes it."""
+    if clip is not None:
+        norm = jnp.sqrt(jnp.sum(jnp.square(g)))
+        g = lax.select(jnp.full_like(g, norm < clip, dtype=bool), g, g / norm * clip)
+    if decay:
+        g = g + decay * p
+    if momentum is None:
+        return p + -rate * g, m
+    m = g + momentum * m
+    return p + -rate * (g + momentum * m if nesterov else m), m
 
 
 def one_hot_loss(x: Any, labels: Any) -> Any:
@@ -129,7 +178,7 @@ heads = draw(2, 3, 6, 4), draw(2, 3, 6, 4, seed=1), draw(2, 3, 6, 5, seed=2)
 q, k, v = draw(2, 6, 4, 4), draw(2, 6, 2, 4, seed=1), draw(2, 6, 2, 4, seed=2)
 bias, narrow = draw(4, 6, 6), [u.astype(np.float32) for u in (q, k, v)]
 
-NORM, NORM_GRAD = "nn.layer_norm", "nn.layer_norm_grad"
+NORM, NORM_GRAD, RMS = "nn.layer_norm", "nn.layer_norm_grad", "nn.rms_norm"
 FORWARD: list[Case] = [
     ("softmax", lambda x: jax.nn.softmax(x, 0), (x,), {"nn.softmax"}),
     ("log_softmax", jax.nn.log_softmax, (x,), {"nn.log_softmax"}),
@@ -138,7 +187,7 @@ FORWARD: list[Case] = [
     ("silu", jax.nn.silu, (x,), {"nn.silu"}),
     ("sigmoid", jax.nn.sigmoid, (x,), {"nn.sigmoid"}),
     ("layer norm by var", layer_norm_by_var, (x, w, b), {NORM}),
-    ("rms norm", rms_norm, (x, w), {"nn.rms_norm"}),
+    ("rms norm", rms_norm, (x, w), {RMS}),
     ("cross entropy", cross_entropy, (x, labels), {"nn.cross_entropy"}),
     ("one-hot", one_hot_losses, (x, labels.astype(np.int32)), {"nn.cross_entropy"}),
     ("late causal", late_causal_attention, heads, {"nn.attention"}),
@@ -189,11 +238,17 @@ BACKWARD: list[Case] = [
     for name, f in (
         ("layer norm", layer_norm), ("by var", layer_norm_by_var),
         ("by square", layer_norm_by_square), ("residual", residual(layer_norm)),
-        ("residual by var", residual(layer_norm_by_var)),
+        ("residual by var", residual(layer_norm_by_var)), ("flax", flax_layer_norm),
+        ("residual, flax", residual(flax_layer_norm)), ("fast", fast_layer_norm),
+        ("residual, fast", residual(fast_layer_norm_by_products)),
     )
 ] + [
-    with_gradient("rms norm gradient", rms_norm, (x, w), {"nn.reduce"}),
-    with_gradient("residual rms norm", residual(rms_norm), (x, w), {"nn.reduce"}),
+    with_gradient(name, f, (x, w), {RMS, f"{RMS}_grad"})
+    for name, f in (
+        ("rms norm gradient", rms_norm), ("residual rms norm", residual(rms_norm)),
+        ("flax rms norm", flax_rms_norm), ("rms norm by sqrt", rms_norm_by_sqrt),
+    )
+] + [
     with_gradient("cross entropy gradient", cross_entropy, (x, labels), {"nn.cross_entropy_grad"}),
 ]  # fmt: skip
 
@@ -237,6 +292,17 @@ def norm_of_columns(x: Any, w: Any, b: Any) -> Any:
 def norm_of_others(x: Any, w: Any, b: Any) -> Any:
     c = x - x.mean(-1, keepdims=True)
     return c * lax.rsqrt((x * x).mean(-1, keepdims=True) + 1e-5) * w + b
+
+
+def norm_with_least_variance(x: Any, w: Any, b: Any) -> Any:
+    mean, power = x.mean(-1, keepdims=True), (x * x).mean(-1, keepdims=True)
+    return (x - mean) * lax.rsqrt(jnp.maximum(power - mean * mean, 1e-3) + 1e-5) * w + b
+
+
+def norm_of_difference(x: Any, w: Any, b: Any) -> Any:
+    mean, power = x.mean(-1), (x * x).mean(-1)
+    var = jnp.maximum(power - mean, 0.0)[:, None]
+    return (x - mean[:, None]) * lax.rsqrt(var + 1e-5) * w + b
 
 
 def rms_of_sum(x: Any, w: Any) -> Any:
@@ -322,8 +388,42 @@ MISSES: list[tuple[Callable[..., Any], tuple[Any, ...]]] = [
     (norm_of_columns, (x, w, b)), (norm_of_others, (x, w, b)), (rms_of_sum, (x, w)),
     (gelu_of_others, (x,)), (adam_of_others, (*moments, 2.0)),
     (adam_without_correction, (*moments, 2.0)), (wrong_softmax_gradient, (dy, x)),
-    (silu_of_others, (x,)),
+    (silu_of_others, (x,)), (norm_with_least_variance, (x, w, b)), (norm_of_difference, (x, w, b)),
 ]  # fmt: skip
+
+
+def by_velocity(new: Callable[[Any, Any, Any], Any]) -> Callable[..., tuple[Any, Any]]:
+    def update(p: Any, m: Any, g: Any) -> tuple[Any, Any]:
+        m = 0.9 * m + g
+        return new(p, m, g), m
+
+    return update
+
+
+SGD, MOMENTUM, NESTEROV = {"train.sgd"}, {"train.momentum"}, {"train.nesterov"}
+UPDATES: list[tuple[str, Callable[..., tuple[Any, Any]], set[str]]] = [
+    ("sgd", lambda p, m, g: (p - 0.1 * g, 0.5 * m), SGD),
+    ("a rate", lambda p, m, g: (p - jnp.sum(m) * g, 0.5 * m), SGD),
+    ("optax", optax_sgd, SGD),
+    ("decay", partial(optax_sgd, decay=0.01), SGD),
+    ("momentum", by_velocity(lambda p, v, g: p - 0.1 * v), MOMENTUM),
+    ("all", partial(optax_sgd, momentum=0.9, decay=0.01, clip=0.5), MOMENTUM),
+    ("nesterov", partial(optax_sgd, momentum=0.9, nesterov=True), NESTEROV),
+    ("with all", partial(optax_sgd, momentum=0.9, nesterov=True, decay=0.01, clip=9.0), NESTEROV),
+    ("other momenta", by_velocity(lambda p, v, g: p - 0.1 * (g + 0.8 * v)), SGD),
+    ("decay after", by_velocity(lambda p, v, g: p - 0.1 * (v + 0.1 * p)), SGD),
+    ("the old state", lambda p, m, g: (p - 0.1 * m, 0.9 * m + g), SGD),
+    ("another state", lambda p, m, g: (p - 0.1 * (0.9 * m + g), 0.5 * m + g), SGD),
+    ("ascent", lambda p, m, g: (p + 0.1 * g, 0.5 * m), set()),
+    ("rate within", lambda p, m, g: (p + (0.9 * m - 0.1 * g), 0.9 * m - 0.1 * g), set()),
+    ("folded decay", lambda p, m, g: (p * 0.99 - 0.1 * g, 0.5 * m), set()),
+    ("mean of parameters", lambda p, m, g: (2.0 * p, m - 0.1 * (m - p)), set()),
+]  # fmt: skip
+
+
+def step_of(update: Callable[..., tuple[Any, Any]]) -> Callable[..., Any]:
+    return lambda p, m, g: (jnp.sum(p * g), *update(p, m, g))
+
 
 RAISED = {
     "nn.softmax", "nn.softmax_grad", "nn.log_softmax", NORM, NORM_GRAD, "nn.rms_norm", "nn.gelu",
@@ -332,7 +432,9 @@ RAISED = {
 INNER = {"nn.exp", "nn.tanh", "nn.erf", "nn.erfc", "nn.sqrt", "nn.scatter_add"}
 
 
-def check_all(check: Callable[[str, set[str]], object], cases: Sequence[Case]) -> None:
+def check_all(
+    check: Callable[[str, set[str]], object], cases: Sequence[Case], donated: tuple[int, ...] = ()
+) -> None:
     """Compare the results of each imported function with JAX's, and check the names of its ops."""
     functions, every = [f for _, f, *_ in cases], [args for _, _, args, _ in cases]
     run_all = jax.jit(lambda every: [f(*a) for f, a in zip(functions, every, strict=True)])
@@ -340,7 +442,8 @@ def check_all(check: Callable[[str, set[str]], object], cases: Sequence[Case]) -
 
     def check_case(i: int) -> None:
         name, f, args, _ = cases[i]
-        module = import_text(jax.jit(f).lower(*args).as_text(), name)
+        lowered = jax.jit(f, donate_argnums=donated).lower(*args)
+        module = import_text(lowered.as_text(), name)
         got = run(module, "main", [np.asarray(a) for a in args])
         for value, expected in zip(got, jax.tree.leaves(results[i]), strict=True):
             tolerance = 2e-6 if expected.dtype == np.float32 else 1e-9
@@ -368,6 +471,22 @@ def test_near_misses_stay() -> None:
         assert not names & RAISED, name
 
     check_all(check, [(f.__name__, f, args, set()) for f, args in MISSES])
+
+
+def test_updates() -> None:
+    """Steps of gradient descent of donated parameters, and others, which no op computes. An update
+    of an argument that is not donated is none."""
+    wanted = {name: kinds for name, _, kinds in UPDATES}
+    cases = [(name, step_of(update), (x, dy, draw(4, 8, seed=4)), kinds)
+             for name, update, kinds in UPDATES]  # fmt: skip
+
+    def check(kinds: set[str], names: set[str]) -> None:
+        assert {n for n in names if n.startswith("train.")} == kinds | (
+            {"train.update"} if kinds else set()
+        )
+
+    check_all(lambda name, names: check(wanted[name], names), cases, (0, 1))
+    check_all(lambda _, names: check(set(), names), cases[:1])
 
 
 @pytest.mark.parametrize(("dtype", "scale"), [(jnp.bfloat16, 1 + 2**-7), (jnp.float16, 1 - 2**-10)])

@@ -285,6 +285,11 @@ def _sum(term: SumTerm, item: Item, match: Match) -> Matches:
         return
     terms, count = _constrained_first(term.addends), len(term.addends)
     values = _all_addends(item, count)
+    if any(
+        isinstance(t, Anything) and t.accepts is not None and not any(map(t.accepts, values))
+        for t in terms
+    ):
+        return
     if len(values) > count + 1 and not all(  # with several cuts
         any(_is_possible(t, v, match) for v in values) for t in terms
     ):

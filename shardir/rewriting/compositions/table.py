@@ -4,11 +4,12 @@ Gradients have the forms that JAX's differentiation gives them. They read the op
 part, which is raised when its inner values have no other readers.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from math import inf, pi
 
 from xdsl.dialects.builtin import AnyFloat, UnitAttr, f32, f64, i1, i32, i64
-from xdsl.ir import Attribute, BlockArgument, Operation, SSAValue
+from xdsl.dialects.func import FuncOp, ReturnOp
+from xdsl.ir import Attribute, Block, BlockArgument, Operation, SSAValue
 
 from shardir.dialects import nn, train
 from shardir.dialects.nn.activation import GELU_CUBIC, SQRT_2_OVER_PI
@@ -24,6 +25,7 @@ from shardir.dialects.nn.properties import (
 )
 from shardir.dialects.nn.types import statistic_of, unsharded_type
 from shardir.dialects.text import word
+from shardir.dialects.train.roles import UPDATES
 from shardir.rewriting.compositions.attention import (
     AttentionForm,
     NamedValue,
@@ -37,6 +39,7 @@ from shardir.rewriting.compositions.terms import (
     PER_ROW,
     NumberTerm,
     OpTerm,
+    ProductTerm,
     Term,
     anything,
     either,
@@ -114,6 +117,7 @@ def same(term: Term, kinds: Sequence[type[Operation]], name: str, *elements: obj
 condition = anything("condition")
 
 same(maximum(x, -inf), [nn.MaxOp], "x", f32, f64)
+same(OpTerm(nn.SubOp, (x, NumberTerm(0.0))), [nn.SubOp], "x", f32, f64)
 same(
     OpTerm(nn.SelectOp, (condition, NumberTerm(1.0), NumberTerm(0.0))),
     [nn.SelectOp],
@@ -298,14 +302,14 @@ by_one_hot(-1.0)
 # ---- norms ----
 
 weight, bias = map(anything, ("weight", "bias"))
-centred = x - mean(x)
-variance = mean(square(centred)) + eps
 u = dy * weight
-slope = either(total(centred * u) / (sqrt(variance) * variance),
-               total(centred * u / (sqrt(variance) * sqrt(variance))) / sqrt(variance))  # fmt: skip
-normed = centred * weight / sqrt(variance)
-layer_norm = normed + bias
-dweight, dbias = summed(dy * centred / sqrt(variance)), summed(dy)
+
+
+def of_power(x: Term, power: Term) -> ProductTerm:
+    """The cotangent of the mean of the squares of x, whose root x is divided by."""
+    slope = either(total(x * u) / (sqrt(power) * power),
+                   total(x * u / (sqrt(power) * sqrt(power))) / sqrt(power))  # fmt: skip
+    return -0.5 * slope
 
 
 def _norm_props(m: Match, *parameters: str) -> dict[str, Attribute] | None:
@@ -330,85 +334,100 @@ def decimal(number: float, like: SSAValue) -> float:
     )  # fmt: skip
 
 
-@raises(layer_norm, SUMS)
-def _(b: Builder, m: Match) -> Replacements | None:
-    props = _norm_props(m, "weight", "bias")
-    if props is None or _type(m["x"]) != _type(m.parts[layer_norm]):
-        return None
-    return {layer_norm: b.value(nn.LayerNormOp, m["x"], m["weight"], m["bias"], **props)}
-
-
 def _with_rest(b: Builder, m: Match, dx: SSAValue) -> SSAValue:
     """Return a cotangent, with that of other uses if there are any."""
     return b.value(nn.AddOp, m["rest"], dx) if "rest" in m.values else dx
 
 
-def layer_norm_grad(dx: Term) -> None:
-    """The cotangents of a layer norm, alone or added to the cotangent `rest` of another use."""
-    for root in (dx, rest + dx):
+def row_norm(
+    norm: Term, near: Term, kind: type[nn.RowNorm], parameters: Sequence[str],
+    sums: Sequence[Term], dxs: Iterable[Term],
+) -> None:  # fmt: skip
+    """`kind` of x and its parameters, a term of which is `near`. Cotangents: of the
+    parameters `sums`, of x one of `dxs`, alone or added to the cotangent `rest` of another use."""
 
-        @raises(root, SUMS, [(layer_norm, variance)], [(dweight, dy), (dbias, dy)])
+    @raises(norm, ARITHMETIC)
+    def _(b: Builder, m: Match) -> Replacements | None:
+        props = _norm_props(m, *parameters)
+        if props is None or _type(m["x"]) != _type(m.parts[norm]):
+            return None
+        return {norm: b.value(kind, m["x"], *(m[p] for p in parameters), **props)}
+
+    for root in (root for dx in dxs for root in (dx, rest + dx)):
+
+        @raises(root, SUMS, [(norm, near)], [(s, dy) for s in sums])
         def _(b: Builder, m: Match, root: Term = root) -> Replacements | None:
-            props = _norm_props(m, "weight", "bias")
-            lead = tuple(range(len(_shape(m["x"])) - len(m.dims)))
+            props, x = _norm_props(m, *parameters), m["x"]
+            lead = tuple(range(len(_shape(x)) - len(m.dims)))
             if props is None or (LEAD in m.rows and m.rows[LEAD].dims != lead):
                 return None
             if any(_type(m[n]) != _type(m.parts[root]) for n in ("x", "dy")):
                 return None
-            t = statistic_of(m["x"], len(m.dims))
-            if t.element_type != unsharded_type(m["x"]).element_type:
+            if statistic_of(x, len(m.dims)).element_type != unsharded_type(x).element_type:
                 return None
-            x, weight, bias = m["x"], m["weight"], m["bias"]
-            b.before(layer_norm)
-            y, mean, rstd = b.results(
-                nn.LayerNormOp, x, weight, bias, statistics=UnitAttr(), **props
-            )
-            b.before(root, dweight, dbias)
-            grads = b.results(nn.LayerNormGradOp, x, weight, m["dy"], mean, rstd)
-            new = _with_rest(b, m, grads[0])
-            return {root: new, layer_norm: y, dweight: grads[1], dbias: grads[2]}
+            b.before(norm)
+            operands = x, *(m[p] for p in parameters)
+            y, *statistics = b.results(kind, *operands, statistics=UnitAttr(), **props)
+            b.before(root, *sums)
+            dx, *others = b.results(kind.GRADIENT, x, m["weight"], m["dy"], *statistics)
+            return {root: _with_rest(b, m, dx), norm: y, **dict(zip(sums, others, strict=True))}
 
 
-through_mean, through_variance = u / sqrt(variance), -0.5 * centred * slope * PER_ROW
-for through in ((through_mean, through_variance, through_variance),
-                (through_mean, 2.0 * through_variance)):  # fmt: skip
-    cotangent = sum(through[1:], start=through[0])
-    layer_norm_grad(cotangent - mean(cotangent))
-once = through_mean + 2.0 * through_variance  # the variance has a mean of its own
-layer_norm_grad(once - mean(through_mean) - mean(2.0 * through_variance))
+centred = x - mean(x)
+variance = mean(square(centred)) + eps
+
+
+def _layer_norm_dxs() -> Iterator[Term]:
+    through_mean = u / sqrt(variance)
+    through_variance = centred * of_power(centred, variance) * PER_ROW
+    for through in ((through_mean, through_variance, through_variance),
+                    (through_mean, 2.0 * through_variance)):  # fmt: skip
+        cotangent = sum(through[1:], start=through[0])
+        yield cotangent - mean(cotangent)
+    once = through_mean + 2.0 * through_variance  # the variance has a mean of its own
+    yield once - mean(through_mean) - mean(2.0 * through_variance)
+
+
+row_norm(centred * weight / sqrt(variance) + bias, variance, nn.LayerNormOp, ("weight", "bias"),
+         (summed(dy * centred / sqrt(variance)), summed(dy)), _layer_norm_dxs())  # fmt: skip
 
 power_of_x = mean(square(x)) + eps
-rstd = 1.0 / sqrt(power_of_x)
-hat = x / sqrt(power_of_x)
-rms_norm = hat * weight
+through_power = x * of_power(x, power_of_x) * PER_ROW
+row_norm(x * weight / sqrt(power_of_x), power_of_x, nn.RmsNormOp, ("weight",),
+         (summed(dy * x / sqrt(power_of_x)),),
+         (u / sqrt(power_of_x) + through_power + through_power,
+          u / sqrt(power_of_x) + 2.0 * through_power))  # fmt: skip
+
+# ---- layer norms by E[x^2] - E[x]^2 ----
+
+difference = mean(square(x)) - square(mean(x))
+clipped = maximum(difference, 0.0)
+fast_variance = either(clipped, difference) + eps
 
 
-@raises(rms_norm, PRODUCTS)
-def _(b: Builder, m: Match) -> Replacements | None:
-    props = _norm_props(m, "weight")
-    if props is None or _type(m["x"]) != _type(m.parts[rms_norm]):
-        return None
-    return {rms_norm: b.value(nn.RmsNormOp, m["x"], m["weight"], **props)}
+def _equals_clipped(x: Term, yes: float, no: float) -> OpTerm:
+    compared = OpTerm(nn.CompareOp, (x, clipped), _equal)
+    return OpTerm(nn.SelectOp, (compared, NumberTerm(yes), NumberTerm(no)))
 
 
-def rms_norm_grad(dx: Term) -> None:
-    """(u - hat mean(u hat)) rstd, where u is the cotangent of hat: shorter, by other ops."""
-    for root in (dx, rest + dx):
+def _fast_dxs() -> Iterator[Term]:
+    """The cotangent of a maximum goes to the greater operand, and half to each of equal ones."""
+    share = _equals_clipped(difference, 1.0, 0.0) / _equals_clipped(NumberTerm(0.0), 2.0, 1.0)
+    of_variance = of_power(centred, fast_variance)
+    of_difference = either(of_variance * share, of_variance)
+    through_mean = u / sqrt(fast_variance)
+    of_mean = of_difference * mean(x)
+    all_of_mean = either(
+        -total(through_mean) - 2.0 * of_mean, -total(through_mean) - of_mean - of_mean
+    )
+    through_square = x * of_difference * PER_ROW
+    for through in ((through_square, through_square), (2.0 * through_square,)):
+        yield sum(through, start=through_mean + all_of_mean * PER_ROW)
 
-        @raises(root, SUMS, [(hat, power_of_x), (rstd, power_of_x), (u, dy)])
-        def _(b: Builder, m: Match, root: Term = root) -> Replacements | None:
-            if any(_type(m.of(t)) != _type(m.parts[root]) for t in (hat, u)):
-                return None
-            products = b.value(nn.MulOp, m.of(u), m.of(hat))
-            means = b.reduced(products, "mean", m.dims)
-            rows = b.value(nn.SubOp, m.of(u), b.value(nn.MulOp, m.of(hat), means))
-            new = b.value(nn.MulOp, rows, m.of(rstd))
-            return {root: _with_rest(b, m, new)}
 
-
-through_power = -0.5 * x * total(x * u) * PER_ROW / (sqrt(power_of_x) * power_of_x)
-rms_norm_grad(u / sqrt(power_of_x) + through_power + through_power)
-rms_norm_grad(u / sqrt(power_of_x) + 2.0 * through_power)
+row_norm(centred * weight / sqrt(fast_variance) + bias, fast_variance, nn.LayerNormOp,
+         ("weight", "bias"), (summed(dy * centred / sqrt(fast_variance)), summed(dy)),
+         _fast_dxs())  # fmt: skip
 
 # ---- means ----
 
@@ -627,6 +646,19 @@ def is_state(v: SSAValue) -> bool:
     return isinstance(v, BlockArgument)
 
 
+def _donated_as(old: SSAValue, new: SSAValue) -> train.Role | None:
+    """The role of an argument that is donated and has a value after the step; None for others."""
+    block = old.owner
+    assert isinstance(block, Block) and isinstance(old, BlockArgument)
+    f = block.parent_op()
+    if not isinstance(f, FuncOp) or f.arg_attrs is None or f.res_attrs is None:
+        return None
+    argument = train.Argument.of(f.arg_attrs.data[old.index].data)
+    results = [u.index for u in new.uses if isinstance(u.operation, ReturnOp)]
+    updated = {train.text_attr(f.res_attrs.data[i].data, UPDATES) for i in results}
+    return argument.role if argument.key in updated - {None} else None
+
+
 def is_scalar(v: SSAValue) -> bool:
     return not _shape(v)
 
@@ -681,3 +713,34 @@ def adam(kind: type[TensorOp], step: Term) -> None:
 
 adam(train.AdamOp, direction)
 adam(train.AdamWOp, direction + factor("decay") * w)
+
+
+def descent(kind: type[train.Update], step: Term, new_m: Term | None = None) -> None:
+    """w, and m if there is one, after a step in a direction. A sum of an argument and a multiple of
+    another value is a step only if the argument is donated, and the sum is its new value."""
+    states = "m" if new_m else ""
+    for new_w in (w - factor("lr") * step, w - rate * step):
+
+        @raises(new_w, SUMS)
+        def _(b: Builder, m: Match, new_w: Term = new_w) -> Replacements | None:
+            n = {name: decimal(number, m["w"]) for name, number in m.numbers.items()}
+            if (
+                any(_type(m[name]) != _type(m["w"]) for name in f"g{states}")
+                or any(number <= 0.0 for number in n.values())
+                or _donated_as(m["w"], m.parts[new_w]) is not train.Role.PARAMETER
+                or (new_m and _donated_as(m["m"], m.parts[new_m]) is None)
+            ):
+                return None
+            hyper = {"weight_decay": n.get("decay", 0.0), "momentum": n.get("momentum")}
+            props = {k: float_attr(x) for k, x in hyper.items() if x is not None}
+            lr = b.number(n["lr"]) if "lr" in n else b.scalar(m["rate"], f64)
+            results = b.results(kind, *(m[name] for name in f"wg{states}"), lr, **props)
+            return dict(zip((new_w, *([new_m] if new_m else ())), results, strict=True))
+
+
+for gradient in (g + factor("decay") * w, g):
+    velocity = factor("momentum") * m1 + gradient
+    descent(train.NesterovOp, gradient + factor("momentum") * velocity, velocity)
+    descent(train.MomentumOp, velocity, velocity)
+for gradient in (g + factor("decay") * w, g):
+    descent(train.SgdOp, gradient)
