@@ -284,9 +284,10 @@ SECTIONS: dict[str, dict[str, Code]] = {
             "write such a tensor, as tensor<8x4xf32>",
         ),
         "T13": Code(
-            "`dist.manual` is in the global view, over all axes of the mesh, and names a function "
-            "of the local view. The arguments and results of this function are the shards that the "
-            "strategy makes of operands and results, all of one size.",
+            "`dist.manual` is in the global view, over axes of the mesh, and names a function of "
+            "the local view. The arguments and results of this function are the shards that the "
+            "strategy makes of operands and results over these axes, all of one size. Other axes "
+            "split dimensions that the function maps.",
             "write the types of the shards",
         ),
     },

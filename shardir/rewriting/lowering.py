@@ -1,18 +1,22 @@
 """Lowering of values from the global to the local view, and lifting back."""
 
 from xdsl.dialects.builtin import TensorType
+from xdsl.dialects.func import FuncOp
 from xdsl.ir import Attribute, Block, SSAValue
 
 from shardir.algebra.cluster import BYTES
-from shardir.algebra.mesh import Mesh
+from shardir.algebra.mesh import Mesh, axes_text
 from shardir.algebra.redistribution import plan
 from shardir.analysis.functions import values
 from shardir.compat.xdsl import set_type
+from shardir.diagnostics import Failure, coded
 from shardir.dialects import dist
 from shardir.dialects.blocks import of_kind, ops_of
 from shardir.dialects.dist.manual import ManualOp
 from shardir.dialects.nn.base import TensorOp
 from shardir.dialects.nn.types import element_name
+from shardir.rewriting.copying import copied
+from shardir.rewriting.free_axes import FreeDimensions
 from shardir.rewriting.inlining import inline
 from shardir.rewriting.placement import layout_at
 from shardir.rewriting.rewriter import Rewriter
@@ -33,7 +37,7 @@ def lower(block: Block, mesh: Mesh) -> None:
     manual computations are inlined."""
     rewriter = Rewriter()
     for op in of_kind(ops_of(block), ManualOp):
-        inline(op, op.function.body.block)
+        inline(op, _body(op, mesh))
     for op in ops_of(block):
         if isinstance(op, dist.RedistributeOp):
             _lower_redistribution(op, mesh, rewriter.before(op))
@@ -49,6 +53,35 @@ def lower(block: Block, mesh: Mesh) -> None:
             local = dist.local(t.element_type, t.get_shape(), layout_at(v), mesh)
             pair = locals[id(t)] = t, local
         set_type(v, pair[1])
+
+
+def _body(op: ManualOp, mesh: Mesh) -> Block:
+    """Return the body of a manual computation, split over the free axes of its strategy.
+
+    Raises:
+        Failure: the body does not map a dimension that a free axis splits.
+    """
+    manual = [name for name, _ in op.manual_axes.data]
+    if all(a.name in manual for side in op.cuts for v in side for axes in v for a in axes):
+        return op.function.body.block
+    free = free_dimensions(op.function, mesh)
+    for what, vs, cuts in zip(("operand", "result"), free.borders, op.cuts, strict=True):
+        for i, d in free.grant(vs, cuts, manual):
+            axes = axes_text(cuts[i][d])
+            message = (
+                f"expected a dimension that the body maps, to split it over {axes}, got dimension "
+                f"{d} of {what} {i}"
+            )
+            raise Failure.at(op, coded("T13", message, use="keep it whole over free axes"))
+    free.split()
+    return free.block
+
+
+def free_dimensions(f: FuncOp, mesh: Mesh) -> FreeDimensions:
+    """Return the dimensions that free axes may split in a copy of a function in the local view."""
+    block = copied(f).body.block
+    lift(block, mesh)
+    return FreeDimensions(block, mesh)
 
 
 def _lower_to_exchange(op: TensorOp, mesh: Mesh, rewriter: Rewriter) -> None:

@@ -2,6 +2,7 @@
 devices of the CPU."""
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 from support import jax_devices  # isort: skip  (before jax)
@@ -284,11 +285,75 @@ def test_refusals(text: str, message: str) -> None:
         shardir.from_stablehlo(text)
 
 
-def test_free_axes_are_refused() -> None:
-    mesh = AbstractMesh((2, 4), ("x", "y"), (AxisType.Auto,) * 2)
-    f = jax.shard_map(
-        lambda a: lax.psum(a, "x"), mesh=mesh, in_specs=P("x"), out_specs=P(), axis_names={"x"}
-    )
-    message = r"sdy.manual_computation at .*test_shard_map.py:\d+: the free axes y; use"
-    with pytest.raises(ShardirError, match=message):
-        shardir.from_jax(jax.jit(f), np.ones(8))
+def mapped(x: Any, w: Any, v: Any) -> Any:
+    """Over `y`; rows are mapped, and summed up in three ways."""
+    h = jnp.tanh(x @ w) * (1 + lax.axis_index("y"))
+    out = lax.psum(h @ v, "y")
+    return out, lax.psum(jnp.mean(h), "y"), h.sum(0), lax.psum(h.max(0) * h.max(), "y")
+
+
+def reordered(x: Any, w: Any, v: Any) -> Any:
+    """Rows are merged with other dimensions, selected by position, and go round a ring."""
+    y = (x.reshape(2, 4, 4) @ w).transpose(1, 0, 2)
+    y = jnp.where(lax.broadcasted_iota(jnp.int32, y.shape, 1) == 1, y, jnp.flip(y, 0))
+    y = lax.ppermute(y, "y", [(i, (i + 1) % 4) for i in range(4)])
+    return jnp.cumsum(y, 0), jnp.sort(v, 1)
+
+
+def ordered(x: Any, w: Any, v: Any) -> Any:
+    """Rows need each other: the columns are split instead."""
+    return lax.psum(jnp.cumsum(x, 0) @ w, "y"), lax.psum(jnp.tanh(x @ x.T + x @ x.T), "y")
+
+
+def nested(x: Any, w: Any, v: Any) -> Any:
+    """A manual computation over the free axis."""
+
+    def inner(a: Any) -> Any:
+        return lax.psum(a * a, "x"), a * 2 + lax.axis_index("x")
+
+    s, t = jax.shard_map(inner, in_specs=P("x"), out_specs=(P(), P("x")), axis_names={"x"})(x)
+    return lax.psum(s @ w, "y"), t @ w
+
+
+COLUMNS = P(None, "y")
+
+FREE = {
+    mapped: ((P(), P(), P("y"), P()), "(({x}, {}), ({}, {y}), ({y}, {}))", ""),
+    reordered: ((P(None, None, "y"), P("y")), "(({x}, {}), ({}, {y}), ({y}, {}))", ""),
+    ordered: ((P(), P()), "(({}, {x}), ({x}, {y}), ({y}, {}))", "dimension 0 of operand 0"),
+    nested: ((P(), COLUMNS), "(({}, {}), ({}, {y}), ({y}, {}))", r"devices along {x} compute"),
+}
+"""Bodies over `y`: the layouts of results, the strategy for operands, and the warning."""
+
+
+@pytest.mark.parametrize("body", FREE)
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_free_axes(body: Body) -> None:
+    """Along axes that a shard_map leaves out its body is global: values and gradients are JAX's,
+    and devices share what the body maps, or a warning says that they don't."""
+    outs, strategy, message = FREE[body]
+    mesh = jax.make_mesh((2, 4), ("x", "y"), (AxisType.Auto,) * 2)
+    with jax.enable_x64(True):
+        args = drawn(((8, 4), (4, 8), (8, 4)), np.float64)
+        f = jax.shard_map(
+            body, mesh=mesh, in_specs=(P(), COLUMNS, P("y")), out_specs=outs, axis_names={"y"}
+        )
+        options: dict[str, Any] = {"in_shardings": (P("x"), None, None)}
+        with pytest.warns(match=message) if message else nullcontext():
+            compiled = shardir.from_jax(f, *args, **options)
+        assert strategy in str(compiled.original)
+        expected = jax.jit(f)(*args)
+        for module in (compiled.original, compiled.module):
+            for got, want in zip(run(module, compiled.name, args), expected, strict=True):
+                np.testing.assert_allclose(got, want, rtol=1e-12, atol=1e-12)
+
+        def loss(*args: Any) -> Any:
+            return sum(jnp.sum(jnp.sin(y)) for y in f(*args))
+
+        options |= {"optimizer": "sgd, lr = 1.0", "parameters": (0, 1, 2)}
+        compiled = shardir.from_jax(loss, *args, **options)
+        value, *new = run(compiled.module, "step", args)
+        want_value, gradients = jax.jit(jax.value_and_grad(loss, (0, 1, 2)))(*args)
+    np.testing.assert_allclose(value, want_value, rtol=1e-12)
+    for a, b, g in zip(args, new, gradients, strict=True):
+        np.testing.assert_allclose(a - b, g, rtol=1e-10, atol=1e-12)

@@ -130,7 +130,7 @@ def expression(block: HloBlock, value: HloValue | None = None) -> str:
         if op is None:
             return "outer"
         name = op.name.partition(".")[2]
-        if name == "reshape" and op.operands[0].type == v.type:
+        if name == "sharding_constraint" or (name == "reshape" and op.operands[0].type == v.type):
             return text(op.operands[0])
         if name == "constant":
             return str(op.attributes["value"].item()) if op.attributes["value"].size == 1 else "?"

@@ -254,8 +254,7 @@ class HloImporter:
         if sharding is None:
             return value
         if isinstance(self.function, ManualBuilder):
-            if sharding.layout.used:
-                raise Refused(f"the sharding [{sharding.layout}] within a manual computation")
+            self.function.wanted.append((value.ssa, sharding.layout.dims))
             return value
         self.facts.sources.pop(value.ssa, None)  # users read this value, not what it was made from
         self.facts.origins.pop(value.ssa, None)

@@ -27,7 +27,8 @@ from shardir.frontends.stablehlo.bounds import IndexBounds
 from shardir.frontends.stablehlo.folding import FoldingBuilder, known
 from shardir.interpret.evaluator import GlobalView
 from shardir.interpret.values import round_to_element
-from shardir.rewriting.lowering import lower
+from shardir.rewriting.free_axes import FreeDimensions
+from shardir.rewriting.lowering import lift, lower
 from shardir.rewriting.rewriter import Rewriter
 
 MAX_DEVICES = 1024
@@ -35,7 +36,8 @@ MAX_DEVICES = 1024
 
 
 class ManualBuilder(FoldingBuilder):
-    """The body of a manual computation over all axes of a mesh."""
+    """The body of a manual computation: its values may vary over manual axes, and are equal along
+    free ones."""
 
     mesh: Mesh
 
@@ -50,6 +52,8 @@ class ManualBuilder(FoldingBuilder):
             device_ids: the device at each place of the mesh, where it is not the place.
         """
         self.mesh, self._bounds = mesh, bounds
+        self.wanted: list[tuple[SSAValue, tuple[Axes, ...]]] = []
+        """Values with the free axes that constraints ask for."""
         self.device_ids = [*range(mesh.size)] if device_ids is None else [*device_ids]
         self._rewriter = Rewriter(mesh, self.block)
         self._indices: dict[tuple[Axes, str], Value] = {}
@@ -70,6 +74,43 @@ class ManualBuilder(FoldingBuilder):
     def assemble(self, x: Value, layout: Layout) -> Value:
         """Return a value as the shard of a result."""
         return self._reinterpret(x.ssa, layout)
+
+    def enter(self, x: Value, layout: Layout) -> Value:
+        """Return the device's shard of a value, in a manual computation over further axes."""
+        for d, axes in enumerate(layout.dims):
+            if axes:
+                split = self._layout(x).with_dim(d, axes)
+                ssa = x.ssa
+                x = self._collective(dist.AllSliceOp, ssa, split, x.shape, axes=axes, dim=d)
+                x = self._reinterpret(
+                    x.ssa,
+                    self._varying(
+                        split.local_shape(self.mesh, x.shape),
+                        self.mesh.union(split.varying, axes),
+                    ),
+                )
+        return x
+
+    def leave(self, x: Value, layout: Layout, manual: Sequence[str]) -> Value:
+        """Return the whole of a value, of which devices have shards in a manual computation over
+        further axes."""
+        rest = tuple(a for a in self.varies_over(x) if a.name not in manual)
+        parts = Layout(self.mesh.name, layout.dims).with_partial(rest, "any")
+        x = self._reinterpret(x.ssa, parts)
+        for d, axes in enumerate(layout.dims):
+            if axes:
+                parts = self._layout(x)
+                whole, shape = parts.with_dim(d, ()), parts.global_shape(self.mesh, x.shape)
+                x = self._collective(dist.AllGatherOp, x.ssa, whole, shape, axes=axes, dim=d)
+        return x
+
+    def _layout(self, x: Value) -> Layout:
+        return dist.layout_of(x.ssa) or self._varying(x.shape, ())
+
+    def free_dimensions(self) -> FreeDimensions:
+        """Return the dimensions that free axes may split."""
+        lift(self.block, self.mesh)
+        return FreeDimensions(self.block, self.mesh)
 
     def finish(self) -> None:
         """Give all values their local types."""

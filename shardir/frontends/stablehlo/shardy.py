@@ -5,13 +5,14 @@ Ops that keep the value and give it a sharding become annotations, or copies of 
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Protocol
 
 from xdsl.dialects.builtin import IntegerAttr, SymbolRefAttr, i64
 from xdsl.ir import SSAValue
 
 from shardir.algebra.layout import Layout
-from shardir.algebra.mesh import Axes, Mesh
+from shardir.algebra.mesh import Axes, Mesh, axes_text
 from shardir.algebra.sdy import manual_axes_from_sdy, shardings_from_sdy
 from shardir.algebra.sharding import Sharding
 from shardir.algebra.strategy import Strategy
@@ -34,7 +35,9 @@ from shardir.frontends.stablehlo.reductions import (
 )
 from shardir.frontends.stablehlo.translation import Refused, ValueFacts
 from shardir.frontends.stablehlo.types import DTYPES
+from shardir.rewriting.free_axes import free_axes
 from shardir.rewriting.functions import update_signature
+from shardir.syntax.source import warn
 
 Results = Sequence[Value | None]
 
@@ -155,17 +158,15 @@ def _all_constrained(
 def _manual(importer: BlockImporter, op: HloOp, *operands: Value) -> Results:
     """The body of a manual computation, as a function of the local view."""
     mesh, read = importer.mesh, op.attributes
-    if isinstance(importer.function, ManualBuilder):
-        raise Refused("a manual computation within another one")
     if mesh is None:
         raise Refused("a manual computation without a mesh; pass mesh=...")
     manual = manual_axes_from_sdy(read["manual_axes"])
-    if free := [a for a, n in mesh.axes if n > 1 and a not in manual]:
-        raise Refused(f"the free axes {', '.join(free)}; use shard_map over all axes")
     inputs, outputs = (
         [_border(s) for s in shardings_from_sdy(read[f"{side}_shardings"], mesh)]
         for side in ("in", "out")
     )
+    if isinstance(importer.function, ManualBuilder):
+        return _nested(importer, op, operands, manual, inputs, outputs)
     importer.manuals += 1
     name = f"{importer.function.name}.manual{importer.manuals}"
     body = importer.module.function(name, private=True, kind=ManualBuilder)
@@ -175,33 +176,99 @@ def _manual(importer: BlockImporter, op: HloOp, *operands: Value) -> Results:
     with body.at(importer.function.location()):
         entries = enumerate(zip(region.arguments, operands, inputs, strict=True))
         arguments = [
-            body.shard(a.name or f"arg{n}", v.shape, v.dtype, layout)
+            body.shard(a.name or f"arg{n}", v.shape, v.dtype, _over(layout, manual))
             for n, (a, v, layout) in entries
         ]
         values = [v for v in inner.translate(region, arguments) if v is not None]
         if len(values) < len(outputs):
             return [None for _ in op.results]
-        body.returns(*map(body.assemble, values, outputs))
+        for v in values:
+            if free := [a for a in body.varies_over(v) if a.name not in manual]:
+                raise Refused(f"a result that differs along the free axis {free[0]}; name it")
+        body.returns(*(body.assemble(v, _over(l, manual))
+                       for v, l in zip(values, outputs, strict=True)))  # fmt: skip
     inner.erase_unused()
+    operand_cuts, result_cuts, warnings = _over_free_axes(body, manual, operands, inputs, outputs)
     body.finish()
     update_signature(body.func)
-    cuts = [tuple(layout.dims for layout in side) for side in (inputs, outputs)]
     types = [tensor(element_type(DTYPES[r.type.element]), r.type.shape) for r in op.results]
+    over = tuple((a, n) for a, n in mesh.axes if a in manual or n == 1)
     call = ManualOp.create(
         operands=[v.ssa for v in operands], result_types=types,
         properties={
-            "callee": SymbolRefAttr(name), "manual_axes": MeshAttr(mesh.axes),
-            "strategy": StrategyAttr(Strategy(None, cuts[0], cuts[1])),
+            "callee": SymbolRefAttr(name), "manual_axes": MeshAttr(over),
+            "strategy": StrategyAttr(Strategy(None, operand_cuts, result_cuts)),
         },
         location=importer.function.location(),
     )  # fmt: skip
     importer.function.block.add_op(call)
+    for message in warnings:
+        warn(call, message)
     return [Value(importer.function, v) for v in call.results]
 
 
+def _over(layout: Layout, axes: Sequence[str]) -> Layout:
+    """Return a layout over some of its axes."""
+    return replace(layout, dims=tuple(tuple(a for a in d if a.name in axes) for d in layout.dims))
+
+
+Cuts = tuple[tuple[Axes, ...], ...]
+
+
+def _over_free_axes(
+    body: ManualBuilder, manual: Sequence[str], operands: Sequence[Value],
+    inputs: Sequence[Layout], outputs: Sequence[Layout],
+) -> tuple[Cuts, Cuts, list[str]]:  # fmt: skip
+    """Return the axes of the dimensions of operands and results, and warnings. Free axes split
+    dimensions that the body maps: those which shardings name, otherwise the first one."""
+    mesh = body.mesh
+    axes = free_axes(mesh, manual)
+    if not axes:
+        return tuple(l.dims for l in inputs), tuple(l.dims for l in outputs), []
+    free = body.free_dimensions()
+    arguments, results = free.borders
+    own = [dist.sharding_of(v.ssa) for v in operands]
+    wanted = [(v, dims) for v, dims in body.wanted if v.uses]
+    hints: list[tuple[str, Sequence[SSAValue], list[tuple[Axes, ...]]]] = [
+        ("operand", arguments, [l.dims for l in inputs]),
+        ("operand", arguments, [() if s is None else s.layout.dims for s in own]),
+        ("result", results, [l.dims for l in outputs]),
+        ("constrained value", [v for v, _ in wanted], [dims for _, dims in wanted]),
+    ]
+    warnings = []
+    for what, values, dims in hints:
+        for i, d in free.grant(values, dims, manual):
+            split = axes_text(tuple(a for a in dims[i][d] if a.name not in manual))
+            warnings.append(f"dimension {d} of {what} {i} of shard_map is not split over {split}: "
+                            "its body needs it whole, or another one is")  # fmt: skip
+    if rest := free.grant_rest(axes):
+        warnings.append(
+            f"devices along {axes_text(rest)} compute the same in shard_map, whose body has no "
+            "dimension to split over it; let the axes of shard_map have it"
+        )
+    return tuple(map(free.cuts, arguments)), tuple(map(free.cuts, results)), warnings
+
+
+def _nested(
+    importer: BlockImporter, op: HloOp, operands: Sequence[Value], manual: Sequence[str],
+    inputs: Sequence[Layout], outputs: Sequence[Layout],
+) -> Results:  # fmt: skip
+    """A manual computation in the body of another one: over further axes, along which the values
+    around it are equal."""
+    body = importer.function
+    assert isinstance(body, ManualBuilder)
+    (region,) = op.regions
+    entered = [body.enter(v, _over(l, manual)) for v, l in zip(operands, inputs, strict=True)]
+    values = importer.translate(region, entered)
+    return [
+        None if v is None else body.leave(v, _over(l, manual), manual)
+        for v, l in zip(values, outputs, strict=True)
+    ]
+
+
 def _border(sharding: Sharding) -> Layout:
-    """Return the layout of an operand or a result of a manual computation: over all axes of a mesh,
-    open dimensions and priorities say nothing. Raises Refused where it has unreduced axes."""
+    """Return the layout of an operand or a result of a manual computation, over whose axes open
+    dimensions and priorities say nothing. Raises Refused where it has unreduced axes."""
     if sharding.layout.partial:
         raise Refused(f"the unreduced axes of [{sharding.layout}]; use psum")
     return sharding.layout

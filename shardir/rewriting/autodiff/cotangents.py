@@ -11,16 +11,15 @@ from math import fsum
 
 from xdsl.ir import Operation, SSAValue
 
-from shardir.algebra.collectives import CollectiveStep
 from shardir.algebra.estimates import ranked
 from shardir.algebra.layout import Layout
-from shardir.algebra.mesh import Axes
 from shardir.algebra.redistribution import estimated_seconds
 from shardir.diagnostics import ShardirError, coded
-from shardir.dialects.dist import laid_out, layout_of, step_op
+from shardir.dialects.dist import layout_of
 from shardir.dialects.nn.types import itemsize, unsharded_type
 from shardir.dialects.train import stage_attrs, stage_in, stage_of
 from shardir.rewriting.rewriter import Rewriter
+from shardir.rewriting.varying import reduce_over, reinterpret
 
 AddendPlace = tuple[Layout | None, int | None]
 """The layout of an addend, and the stage of the op that makes it."""
@@ -154,41 +153,10 @@ def move(b: Rewriter, d: SSAValue, target: Layout) -> SSAValue:
         message = f"expected sub-axes that do not cross, got those of [{have}] and [{target}]"
         raise ShardirError(coded("G8", message, use="let values vary over whole axes"))
     if summed:
-        d = sum_over(b, d, summed)
+        d = reduce_over(b, d, summed)
     rest = b.layout(d).varying
     d = b.redistribute(d, target.with_partial(rest, "any"))
     return d if rest == target.varying else reinterpret(b, d, target)
-
-
-def sum_over(b: Rewriter, x: SSAValue, axes: Axes) -> SSAValue:
-    """Return the sum over axes of a value that varies over them."""
-    assert b.mesh is not None
-    rest = b.mesh.without(b.layout(x).varying, axes)
-    assert rest is not None
-    layout = b.layout(x).with_partial(rest, "any")
-    return insert_step(b, CollectiveStep("all_reduce", axes, layout), x)
-
-
-def reinterpret(b: Rewriter, x: SSAValue, layout: Layout) -> SSAValue:
-    """Return the data of each device as that of a value with another layout."""
-    if b.layout(x) == layout:
-        return x
-    return insert_step(b, CollectiveStep("reinterpret", (), layout), x)
-
-
-def insert_step(b: Rewriter, step: CollectiveStep, x: SSAValue) -> SSAValue:
-    """Return the result of a collective that keeps the shapes of shards."""
-    t, mesh, layout = unsharded_type(x), b.mesh, step.layout
-    assert mesh is not None
-    local = b.layout(x).local_shape(mesh, t.get_shape())
-    shape = layout.global_shape(mesh, local)
-    new = step_op(step, x, laid_out(t.element_type, shape, layout))
-    new.results[0].name_hint = x.name_hint
-    new.attributes.update(b.attributes)
-    if b.location is not None:
-        new.location = b.location
-    b.insert(new)
-    return new.results[0]
 
 
 def _stage_of_maker(v: SSAValue) -> int | None:

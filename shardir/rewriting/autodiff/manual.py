@@ -16,8 +16,8 @@ from xdsl.dialects.func import FuncOp, ReturnOp
 from xdsl.ir import Block, BlockArgument, Operation, Region, SSAValue
 
 from shardir.algebra.layout import Layout
-from shardir.algebra.mesh import Axes, Axis, Mesh
-from shardir.algebra.strategy import Cut, Strategy
+from shardir.algebra.mesh import Axes, Axis, Mesh, axes_text
+from shardir.algebra.strategy import Strategy
 from shardir.compat.xdsl import operands_of
 from shardir.diagnostics import Failure
 from shardir.dialects import dist
@@ -32,16 +32,15 @@ from shardir.rewriting.autodiff.cotangents import (
     Cotangents,
     cotangent_layout,
     cotangent_name,
-    reinterpret,
 )
 from shardir.rewriting.autodiff.transposition import Transposition
 from shardir.rewriting.composites import expand
 from shardir.rewriting.copying import copied
 from shardir.rewriting.functions import update_signature
-from shardir.rewriting.lowering import lift, lower
+from shardir.rewriting.lowering import free_dimensions, lift, lower
 from shardir.rewriting.rewriter import Rewriter, erase
-
-ManualCuts = tuple[Cut, ...]
+from shardir.rewriting.varying import reinterpret
+from shardir.syntax.source import warn
 
 FREE = (BroadcastOp, ConvertOp, ReshapeOp, TransposeOp, dist.ReinterpretOp)
 """Ops that the backward part repeats rather than read their results."""
@@ -55,7 +54,7 @@ class ManualGradient:
         forward: the function with its saved values as further results.
         backward: from the operands `read`, the saved values, and the cotangents of the results
             `seeded`, to the cotangents of the operands `active`.
-        saved: the global types of the saved values, and the axes that split their dimensions.
+        saved: the global types of the saved values.
     """
 
     forward: FuncOp
@@ -63,7 +62,7 @@ class ManualGradient:
     active: tuple[int, ...]
     seeded: tuple[int, ...]
     read: tuple[int, ...]
-    saved: tuple[tuple[TensorType, ManualCuts], ...]
+    saved: tuple[TensorType, ...]
 
 
 class ManualGradients:
@@ -88,18 +87,19 @@ class ManualGradients:
             if isinstance(gradient, Failure):
                 self._failures[op] = gradient
                 continue
-            strategy = _strategy(op)
-            cuts = (*(strategy.results or ()), *(c for _, c in gradient.saved))
+            operands, _ = op.cuts
+            op.properties["manual_axes"] = self._manual_axes(op, gradient.forward)
+            cuts = self._cuts_over_free_axes(op, gradient.forward, operands)[1]
             props = {
                 **op.properties, "callee": SymbolRefAttr(gradient.forward.sym_name.data),
-                "strategy": dist.StrategyAttr(Strategy(strategy.mesh, strategy.operands, cuts)),
+                "strategy": dist.StrategyAttr(Strategy(None, tuple(operands), tuple(cuts))),
             }  # fmt: skip
             layout = dist.layout_of(op.results[0])
             types = [
                 t if layout is None else dist.laid_out(
-                    t.element_type, t.get_shape(), Layout(layout.mesh, axes_of(c))
+                    t.element_type, t.get_shape(), Layout(layout.mesh, axes)
                 )
-                for t, c in gradient.saved
+                for t, axes in zip(gradient.saved, cuts[len(op.results) :], strict=True)
             ]  # fmt: skip
             new = rewriter.before(op).copy(
                 op, types=[*(v.type for v in op.results), *types], properties=props
@@ -121,26 +121,22 @@ class ManualGradients:
         """
         if op in self._failures:
             raise self._failures[op]
-        gradient, strategy = self.by_name[op.callee.string_value()], _strategy(op)
-        assert strategy.results is not None
+        gradient, (operands, results) = self.by_name[op.callee.string_value()], op.cuts
         n = len(cotangents) - len(gradient.saved)
-        saved = list(zip(op.results[n:], strategy.results[n:], strict=True))
         seeds = [
-            (b.zeros(unsharded_type(op.results[i])) if (d := cotangents[i]) is None else d,
-             strategy.results[i])
+            b.zeros(unsharded_type(op.results[i])) if (d := cotangents[i]) is None else d
             for i in gradient.seeded
-        ]  # fmt: skip
-        read = [(op.operands[i], strategy.operands[i]) for i in gradient.read]
-        operands = [*read, *saved, *seeds]
-        cuts = tuple(strategy.operands[i] for i in gradient.active)
+        ]
+        values = [*(op.operands[i] for i in gradient.read), *op.results[n:], *seeds]
+        wanted = [*(operands[i] for i in gradient.read), *results[n:],
+                  *(results[i] for i in gradient.seeded)]  # fmt: skip
+        cuts = self._cuts_over_free_axes(op, gradient.backward, wanted)
         d_operands = b.op(
-            ManualOp, *(v for v, _ in operands),
+            ManualOp, *values,
             props={
                 "callee": SymbolRefAttr(gradient.backward.sym_name.data),
                 "manual_axes": op.manual_axes,
-                "strategy": dist.StrategyAttr(
-                    Strategy(strategy.mesh, tuple(c for _, c in operands), cuts)
-                ),
+                "strategy": dist.StrategyAttr(Strategy(None, tuple(cuts[0]), tuple(cuts[1]))),
             },
             result=[unsharded_type(op.operands[i]) for i in gradient.active],
         ).results  # fmt: skip
@@ -149,6 +145,34 @@ class ManualGradients:
             d.name_hint = cotangent_name(op.operands[i])
             found[i] = d
         return found
+
+    def _manual_axes(self, op: ManualOp, forward: FuncOp) -> dist.MeshAttr:
+        """Return the axes of an op, and those along which its saved values differ: the axes of
+        manual computations within its body."""
+        used = {name for name, _ in op.manual_axes.data}
+        for t in forward.function_type.outputs:
+            layout = dist.type_layout(t)
+            used.update(a.name for a in (layout.used if layout is not None else ()))
+        mesh = _mesh_of(forward, self.module)
+        return dist.MeshAttr(tuple((a, n) for a, n in mesh.axes if a in used))
+
+    def _cuts_over_free_axes(
+        self, op: ManualOp, f: FuncOp, wanted: Sequence[tuple[Axes, ...]]
+    ) -> tuple[list[tuple[Axes, ...]], list[tuple[Axes, ...]]]:
+        """Return the axes of the operands and the results of a function of the gradient of an op,
+        split over free axes as far as its body allows.
+
+        Args:
+            wanted: the axes of the operands.
+        """
+        mesh, manual = _mesh_of(f, self.module), [name for name, _ in op.manual_axes.data]
+        free = free_dimensions(f, mesh)
+        for i, d in free.grant(free.borders[0], wanted, manual):
+            axes = axes_text(wanted[i][d])
+            warn(op, f"the backward part of {op.callee} gathers dimension {d} of its operand {i} "
+                     f"over the free axes among {axes}: its body needs it whole")  # fmt: skip
+        arguments, results = free.borders
+        return [*map(free.cuts, arguments)], [*map(free.cuts, results)]
 
     def erase_replaced(self, block: Block) -> None:
         """Erase the private functions whose calls now save values. `block`: the body of the
@@ -257,7 +281,7 @@ class _ManualParts:
             then cotangents.
         read: the indices of these operands.
         results: the saved values in the forward part, as results of the function.
-        saved: their global types, and the axes of their dimensions.
+        saved: their global types.
     """
 
     def __init__(self, forward: Block, mesh: Mesh, ops: Sequence[Operation], count: int):
@@ -266,7 +290,7 @@ class _ManualParts:
         self.block = Block()
         self.read: list[int] = []
         self.results: list[SSAValue] = []
-        self.saved: list[tuple[TensorType, ManualCuts]] = []
+        self.saved: list[TensorType] = []
         self._before, self._after = Rewriter(mesh, forward), Rewriter(mesh, self.block)
         self._values: dict[SSAValue, SSAValue] = {}
         self._repeated = set[SSAValue]()
@@ -339,7 +363,7 @@ class _ManualParts:
         result_layout = self._before.layout(result)
         self.results.append(result)
         saved_type = unsharded_type(result)
-        self.saved.append((saved_type, result_layout.dims))
+        self.saved.append(saved_type)
         at = len(self.read) + len(self.results) - 1
         arg = self.block.insert_arg(dist.with_layout(saved_type, result_layout), at)
         arg.name_hint = v.name_hint
@@ -355,16 +379,6 @@ class _ManualParts:
         arg = self.block.insert_arg(v.type, at)
         arg.name_hint = v.name_hint
         return arg
-
-
-def axes_of(cuts: Sequence[Cut]) -> tuple[Axes, ...]:
-    """Return the axes of the dimensions of an operand or a result of a manual computation."""
-    return tuple(c for c in cuts if not isinstance(c, int))
-
-
-def _strategy(op: ManualOp) -> Strategy:
-    assert op.strategy is not None
-    return op.strategy.data
 
 
 def _mesh_of(f: FuncOp, module: ModuleOp) -> Mesh:

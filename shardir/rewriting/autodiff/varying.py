@@ -14,13 +14,9 @@ from shardir.algebra.mesh import Axes, Mesh
 from shardir.diagnostics import ShardirError, coded
 from shardir.dialects import dist
 from shardir.dialects.nn.types import unsharded_type
-from shardir.rewriting.autodiff.cotangents import (
-    cotangent_layout,
-    insert_step,
-    reinterpret,
-    sum_over,
-)
+from shardir.rewriting.autodiff.cotangents import cotangent_layout
 from shardir.rewriting.rewriter import Rewriter
+from shardir.rewriting.varying import insert_step, reduce_over, reinterpret
 
 
 def concerns_varying(op: dist.CollectiveOp, v: SSAValue, mesh: Mesh) -> bool:
@@ -57,7 +53,7 @@ def transposed(
         elif op.reduction.data in ("max", "min"):
             is_extreme = b.compare("eq", v, b.redistribute(out, reduced))
             ones = b.convert(is_extreme, unsharded_type(v).element_type)
-            return b.mul(ones, b.div(d, sum_over(b, ones, axes)))
+            return b.mul(ones, b.div(d, reduce_over(b, ones, axes)))
         elif op.reduction.data != "sum":
             message = f"expected a sum, mean, max or min, got {op.reduction.data} of {op.name}"
             raise ShardirError(coded("G8", message, use="put nn.stop_gradient before it"))
@@ -88,7 +84,7 @@ def _reinterpreted(b: Rewriter, v: SSAValue, out: SSAValue, d: SSAValue) -> SSAV
         whole = Layout(mesh.name, ((),) * len(local))
         d = reinterpret(b, d, whole.with_partial(mesh.union(taken, ()), "any"))
         if used_alike:
-            d = sum_over(b, d, mesh.union(used_alike, ()))
+            d = reduce_over(b, d, mesh.union(used_alike, ()))
         if equal:
             d = b.scale(d, 1 / mesh.extent(equal))
     return reinterpret(b, d, cotangent_layout(before))
