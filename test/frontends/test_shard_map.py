@@ -270,6 +270,19 @@ def test_groups_are_axes(groups: list[list[int]], axes: str) -> None:
     np.testing.assert_array_equal(run(compiled.original, "main", [x])[0], expected)
 
 
+@pytest.mark.parametrize("reduction", ["multiply", "or", "and"])
+def test_products_and_logical_reductions(reduction: str) -> None:
+    groups, x = [[0, 2, 4, 6], [1, 3, 5, 7]], np.arange(1.0, 9.0)
+    text, reduce = of_groups(groups, reduction=reduction), np.multiply
+    if reduction != "multiply":
+        text, x = text.replace("xf32>", "xi1>").replace("tensor<f32>", "tensor<i1>"), x % 3 == 1
+        reduce = np.logical_or if reduction == "or" else np.logical_and
+    compiled = shardir.from_stablehlo(text)
+    expected = np.array([reduce.reduce(x[groups[i % 2]]) for i in range(8)])
+    for module in (compiled.original, compiled.module):
+        np.testing.assert_array_equal(run(module, "main", [x])[0], expected)
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -277,7 +290,7 @@ def test_groups_are_axes(groups: list[list[int]], axes: str) -> None:
         (of_groups([[0, 3], [1, 2], [4, 7], [5, 6]]), r"which are no axes of the mesh @mesh"),
         (of_groups([[0, 1]], CHANNEL), r"replica groups of replicas"),
         (of_groups([[0]], ""), r"replica groups of replicas"),
-        (of_groups([[0, 1, 2, 3, 4, 5, 6, 7]], GLOBAL, "multiply"), r"a reduction by multiply"),
+        (of_groups([[0, 1, 2, 3, 4, 5, 6, 7]], GLOBAL, "subtract"), r"a reduction by subtract"),
     ],
 )
 def test_refusals(text: str, message: str) -> None:

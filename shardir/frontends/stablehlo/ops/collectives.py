@@ -1,19 +1,23 @@
 """Collectives, in the body of a manual computation: their replica groups as axes of the mesh."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from shardir.algebra.mesh import Axes
-from shardir.build import Value
+from shardir.build import Value, nn
 from shardir.frontends.stablehlo.form import expression
 from shardir.frontends.stablehlo.manual import ManualBuilder
 from shardir.frontends.stablehlo.meshes import axes_of_groups
 from shardir.frontends.stablehlo.translation import HloEntry, OpTranslation
 
-REDUCTIONS = {"add(0, 1)": "sum", "maximum(0, 1)": "max", "minimum(0, 1)": "min"}
-"""The reductions of collectives, by the computation of their regions."""
+REDUCTIONS = {
+    "add(0, 1)": "sum", "maximum(0, 1)": "max", "minimum(0, 1)": "min", "multiply(0, 1)": "prod",
+    "or(0, 1)": "max", "and(0, 1)": "min",
+}  # fmt: skip
+"""The reductions of collectives, by the computation of their regions: `or` and `and` of booleans
+are the maximum and the minimum."""
 
 
 def _body(t: OpTranslation) -> ManualBuilder:
@@ -53,16 +57,27 @@ def _reduction(t: OpTranslation) -> str:
     """Return the reduction of the region of an op."""
     (region,) = t.op.regions
     text = expression(region)
-    if text not in REDUCTIONS:
+    is_logical = text in ("or(0, 1)", "and(0, 1)")
+    if text not in REDUCTIONS or (is_logical and t.element != "i1"):
         t.refuse(f"a reduction by {text}; use psum, pmax or pmin")
-    if t.element == "i1":
-        t.refuse("a reduction of booleans; convert them to integers")
+    if t.element == "i1":  # a sum of booleans is `or`, and a product `and`
+        return {"sum": "max", "prod": "min"}.get(REDUCTIONS[text], REDUCTIONS[text])
     return REDUCTIONS[text]
 
 
 def _all_reduce(t: OpTranslation, *xs: Value) -> Sequence[Value]:
-    reduction, axes = _reduction(t), _axes(t, is_ordered=False)
-    return [_body(t).all_reduce(x, reduction, axes) for x in xs]
+    reduction, axes, body = _reduction(t), _axes(t, is_ordered=False), _body(t)
+    if reduction == "prod":  # no layout is a partial product
+        parts = [body.all_gather(t.reshape(x, (1, *x.shape)), 0, axes) for x in xs]
+        return [x.reduce("prod", 0) for x in parts]
+    return [_of_numbers(x, lambda v: body.all_reduce(v, reduction, axes)) for x in xs]
+
+
+def _of_numbers(x: Value, reduce: Callable[[Value], Value]) -> Value:
+    """Return the reduction of a value; booleans are reduced as integers."""
+    if x.dtype != "i1":
+        return reduce(x)
+    return nn.convert(reduce(nn.convert(x, dtype="i32")), dtype="i1")
 
 
 def _all_gather(t: OpTranslation, *xs: Value) -> Sequence[Value]:
@@ -71,7 +86,11 @@ def _all_gather(t: OpTranslation, *xs: Value) -> Sequence[Value]:
 
 
 def _reduce_scatter(t: OpTranslation, x: Value) -> Value:
-    return _body(t).reduce_scatter(x, _reduction(t), t["scatter_dimension"], _axes(t))
+    reduction, dim, axes, body = _reduction(t), t["scatter_dimension"], _axes(t), _body(t)
+    if reduction == "prod":
+        parts = body.all_to_all(t.reshape(x, (1, *x.shape)), dim + 1, 0, axes)
+        return parts.reduce("prod", 0)
+    return _of_numbers(x, lambda v: body.reduce_scatter(v, reduction, dim, axes))
 
 
 def _all_to_all(t: OpTranslation, *xs: Value) -> Sequence[Value]:
