@@ -270,6 +270,20 @@ def test_groups_are_axes(groups: list[list[int]], axes: str) -> None:
     np.testing.assert_array_equal(run(compiled.original, "main", [x])[0], expected)
 
 
+@pytest.mark.parametrize(
+    ("named", "axes", "groups"),
+    [
+        ('<name = "y">', "y", [[0, 1, 2, 3], [4, 5, 6, 7]]),
+        ('<name = "y", sub_axis_info = (1)2>', "y:(1)2", [[0, 2], [1, 3], [4, 6], [5, 7]]),
+    ],
+)
+def test_groups_are_named(named: str, axes: str, groups: list[list[int]]) -> None:
+    old = f"dense<{groups}> : tensor<{'x'.join(map(str, np.shape(groups)))}xi64>"
+    new = f"#stablehlo.replica_group_mesh_axes<mesh = @mesh, axes = [#stablehlo.axis_ref{named}]>"
+    compiled = shardir.from_stablehlo(of_groups(groups).replace(old, new))
+    assert f"over <{axes}>" in str(compiled.original)
+
+
 @pytest.mark.parametrize("reduction", ["multiply", "or", "and"])
 def test_products_and_logical_reductions(reduction: str) -> None:
     groups, x = [[0, 2, 4, 6], [1, 3, 5, 7]], np.arange(1.0, 9.0)

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from shardir.algebra.mesh import Axes
+from shardir.algebra.mesh import Axes, Axis
 from shardir.build import Value, nn
 from shardir.frontends.stablehlo.form import expression
 from shardir.frontends.stablehlo.manual import ManualBuilder
@@ -37,6 +37,13 @@ def _axes(t: OpTranslation, is_ordered: bool = True) -> Axes:
         if has_channel and np.asarray(groups).tolist() == [[0]]:
             return mesh.names
         t.refuse("replica groups of replicas instead of devices; use jax.shard_map")
+    if isinstance(groups, str) and (named := MESH_AXES.fullmatch(groups)):
+        if named["mesh"] != mesh.name:
+            t.refuse(f"replica groups on the mesh @{named['mesh']}, in a body on @{mesh.name}")
+        return tuple(
+            Axis(a["name"], int(a["pre"] or 1), int(a["size"] or 0))
+            for a in AXIS.finditer(named["axes"])
+        )
     if not isinstance(groups, np.ndarray):
         t.refuse(f"replica groups {groups}")
     if (groups < 0).any() or not {*groups.flat} <= {*_body(t).device_ids}:
@@ -48,6 +55,17 @@ def _axes(t: OpTranslation, is_ordered: bool = True) -> Axes:
         t.refuse(f"replica groups {shown}, which are no axes of the mesh {mesh}")
     return axes
 
+
+MESH_AXES = re.compile(
+    r"#stablehlo\.replica_group_mesh_axes<mesh = @(?P<mesh>[\w.$-]+), axes = \[(?P<axes>.*)\]>"
+)
+"""Replica groups by the axes of a mesh."""
+
+AXIS = re.compile(
+    r'#stablehlo\.axis_ref<name = "(?P<name>[^"]*)"'
+    r"(?:, sub_axis_info = \((?P<pre>\d+)\)(?P<size>\d+))?>"
+)
+"""An axis of these: `#stablehlo.axis_ref<name = "x", sub_axis_info = (1)2>`."""
 
 WITH_GLOBAL_IDS = ("stablehlo.all_reduce", "stablehlo.all_gather", "stablehlo.reduce_scatter")
 """The collectives whose groups have replicas or, with a flag, devices."""
