@@ -80,10 +80,11 @@ def _placement(state: PropagationState, n: int) -> OpSharding | None:
 
 
 def _needs(state: PropagationState, v: int) -> Iterator[tuple[Layout, int]]:
-    """Yield the layout in which each user needs a value, with the user."""
+    """Yield the layout in which each user needs a value, with the user. No need passes a barrier."""
     for n in state.graph.touching[v]:
-        operands = state.graph.nodes[n].operands
-        if v in operands:
+        node = state.graph.nodes[n]
+        operands = node.operands
+        if v in operands and (node.strategy is not None or node.backward):
             placement = _placement(state, n)
             present = Layout(state.mesh.name, state.dims[v])
             layouts = placement.operands if placement else (present,) * len(operands)
