@@ -71,9 +71,10 @@ def called(program, monkeypatch, name="f"):
         ({"name": "test.op", "rule": "ij -> ij"}, "expected a rule of the form"),
         ({"name": "test.op", "rule": "(i) -> (i) reduce mean"}, "expected a rule of the form"),
         ({"name": "test.op", "rule": "(i, i) -> (i)"}, "expected distinct names"),
-        ({"name": "test.op", "rule": "(i k) -> (i)"}, "expected one name for a dimension, or 1"),
+        ({"name": "test.op", "rule": "(i-k) -> (i)"}, "expected names for a dimension, or 1"),
         ({"name": "test.op", "rule": "(i) -> (i, j)"}, "in an operand, got j; add replicate j"),
         ({"name": "test.op", "rule": "(i) -> (i) replicate j"}, "after replicate, got j"),
+        ({"name": "test.op", "rule": "(i) -> (i) sizes k = 2"}, "dimensions after sizes, got k"),
         ({"name": "test.op", "rule": "(..., ...) -> (...)"}, "expected distinct names"),
         ({"name": "test.op", "rule": "(i) -> (...)"}, "in an operand, got ...; add replicate"),
     ],
@@ -131,6 +132,8 @@ def test_what_is_registered_again_counts(register):
         ("(i) -> (i)", "expected 1 dimensions in operand 0, got 2"),
         ("(i, j), () -> (i, j)", "expected 2 operands, got 1"),
         ("(i, j) -> (j, i)", "expected one size of j, got 3 and 4"),
+        ("(a b, j) -> (a b, j)", "expected the size of a, as in sizes a = 2, got none"),
+        ("(a b, j) -> (a b, j) sizes a = 2, b = 3", "expected 6 elements of a b, got 4"),
         ("(i, j) -> (i, j)", ""),
     ]:
         register("test.op", rule=rule)

@@ -12,7 +12,7 @@ import jax
 import numpy as np
 import pytest
 from bench import jax_bytes
-from jax.sharding import NamedSharding
+from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from support import jax_programs
 from support.extent import extent, sampled
@@ -291,6 +291,25 @@ def test_shardings_of_shardy(tmp_path: Path) -> None:
     path.write_text(SHARDED)
     code, out, _ = run_tool(["shard-opt", str(path)], b"")
     assert code == 0 and "#dist.layout<@mesh, [{dp}, {}]>" in out
+
+
+def test_two_meshes_of_the_same_devices() -> None:
+    """A constraint on one of other axes, and arguments and results of a function within."""
+    devices = np.array(jax.devices()[:8])
+    pairs, row = Mesh(devices.reshape(2, 4), ("x", "y")), Mesh(devices, ("z",))
+    on_row, on_y = NamedSharding(row, P(None, "z")), NamedSharding(pairs, P("y"))
+    inner = jax.jit(lambda x: x * 2, in_shardings=on_row, out_shardings=on_y)
+
+    def f(x: Any) -> Any:
+        return inner(jax.lax.with_sharding_constraint(x @ x, on_row)) + 1
+
+    x = np.arange(64, dtype=np.float32).reshape(8, 8) / 8
+    compiled = shardir.from_jax(f, x)
+    text = str(compiled.input_module)
+    for op, layout in (("%einsum = ", "{}, {z}"), ("%mul = ", "{z:(2)4}, {}")):
+        line = next(l for l in text.splitlines() if op in l)
+        assert line.endswith(f"-> tensor<8x8xf32, #dist.layout<@mesh, [{layout}]>>"), line
+    assert_equal(run(compiled.module, "f", [x]), [np.asarray(f(x))], 1e-6)
 
 
 def test_another_mesh_is_refused() -> None:

@@ -12,8 +12,8 @@ from shardir.algebra.mesh import Mesh
 from shardir.dialects.nn.custom import forget_custom_op
 from shardir.frontends.stablehlo.complexes import as_parts
 from shardir.frontends.stablehlo.meshes import ProgramMeshes
+from shardir.frontends.stablehlo.reductions import kind_from_sdy
 from shardir.frontends.stablehlo.shardy import rule_from_sdy
-from shardir.frontends.stablehlo.translation import Refused
 from shardir.interpret.evaluator import run
 
 X = np.arange(64, dtype=np.float32).reshape(8, 8)
@@ -117,15 +117,34 @@ def test_a_registered_call_has_its_rule() -> None:
         ("([i, k])->([i]) {i=8, k=2}", "(i, k) -> (i) replicate k"),
         ("([i])->([i, j]) {i=8, j=2}, custom", "(i) -> (i, j) replicate j"),
         ("([i, j], [])->([j, i]) {i=8, j=2} permutation={i}", "(i, j), () -> (j, i) replicate i"),
+        (
+            "([z_8z_9, zz_1])->([z_8, zz_1]) {z=2, z_1=3, z_8=4, z_9=5}",
+            "(z_8 z_9, z z_1) -> (z_8, z z_1) replicate z_9 sizes z = 2, z_1 = 3, z_9 = 5",
+        ),
     ],
 )
 def test_rules(rule: str, expected: str) -> None:
     assert rule_from_sdy(f"#sdy.op_sharding_rule<{rule}>") == expected
 
 
-def test_a_rule_of_merged_dimensions_is_refused() -> None:
-    with pytest.raises(Refused, match="dimension ij has several factors"):
-        rule_from_sdy("#sdy.op_sharding_rule<([i, j])->([ij]) {i=2, j=4}>")
+@pytest.mark.parametrize("dims", ["[{}, {}, {}]", '[{"x"}, {}, {}]', '[{}, {"x"}, {"y"}]'])
+def test_a_rule_of_merged_dimensions(dims: str) -> None:
+    """The rows of the operand are the first two dimensions of the result, whatever is split."""
+    t, u = "tensor<8x8xf32>", "tensor<2x4x8xf32>"
+    rule = "#sdy.op_sharding_rule<([ij, k])->([i, j, k]) {i=2, j=4, k=8}>"
+    shardir.register_custom_op("test.rows", evaluate=lambda x: x.reshape(-1, 4, x.shape[1]))
+    try:
+        compiled = shardir.from_stablehlo(f"""
+          sdy.mesh @m = <["x"=2, "y"=2]>
+          func.func @main(%x: {t}) -> ({u} {{sdy.sharding = #sdy.sharding<@m, {dims}>}}) {{
+            %y = stablehlo.custom_call @test.rows(%x) {{
+              api_version = 4 : i32, sdy.sharding_rule = {rule}}} : ({t}) -> {u}
+            return %y : {u}
+          }}""")
+        assert 'rule "(i j, k) -> (i, j, k)"' in compiled.text
+        np.testing.assert_array_equal(run(compiled.module, "main", [X])[0], X.reshape(2, 4, 8))
+    finally:
+        forget_custom_op("test.rows")
 
 
 REDUCTIONS = [
@@ -151,6 +170,13 @@ REDUCTIONS = [
         '%s = sdy.reduce_scatter [{"x"}, {}] %d out_sharding=<@m, [{"x"}, {}]> : T\n'
         '%g = sdy.all_gather [{"x"}, {}] %s out_sharding=<@m, [{}, {}]> : T\n'
         '%y = sdy.all_reduce {"x"} %g out_sharding=<@m, [{}, {}]> : T', lambda x: 2 * (x @ x.T),
+    ),
+    (  # the parts of a sum over what a manual computation has split
+        '%l = sdy.manual_computation(%x) in_shardings=[<@m, [{}, {"x"}]>] '
+        'out_shardings=[<@m, [{}, {"x"}]>] manual_axes={"x", "y"} (%a: tensor<8x4xf32>) {\n'
+        "sdy.return %a : tensor<8x4xf32>\n} : (T) -> T\n"
+        "%d = stablehlo.dot_general %l, %l, contracting_dims = [1] x [1] : (T, T) -> T\n"
+        '%y = sdy.all_reduce {"x"} %d out_sharding=<@m, [{}, {}]> : T', lambda x: x @ x.T,
     ),
     (  # a gather along y leaves the sum along x to be done
         '%l = sdy.sharding_constraint %x <@m, [{"y"}, {"x"}]> : T\n'
@@ -289,6 +315,13 @@ def test_complex_numbers_have_shardings() -> None:
     x = rng.normal(size=(4, 8)) + 1j * rng.normal(size=(4, 8))
     (got,) = run(compiled.module, "main", [as_parts(x)])
     np.testing.assert_allclose(got, as_parts(np.fft.fft(x) ** 2), rtol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("text", "kind"), [(None, "sum"), ("#sdy<reduction_op MAX>", "max"), ("min", "min")]
+)
+def test_kinds_of_reductions(text: str | None, kind: str) -> None:
+    assert kind_from_sdy(text) == kind
 
 
 SUM = "%d = stablehlo.dot_general %l, %l, contracting_dims = [1] x [1] : (T, T) -> T\n"

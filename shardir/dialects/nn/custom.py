@@ -14,6 +14,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from math import prod
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -53,7 +54,8 @@ OptionValue = int | float | str | tuple["OptionValue", ...]
 NAME = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", re.ASCII)
 RULE = re.compile(
     r"(?P<operands>.*?)->(?P<results>[^>]*\))"
-    r"(\s*reduce\s+(?P<reduction>sum|max|min))?(\s*replicate\s+(?P<replicate>\w+(\s*,\s*\w+)*))?\s*",
+    r"(\s*reduce\s+(?P<reduction>sum|max|min))?(\s*replicate\s+(?P<replicate>\w+(\s*,\s*\w+)*))?"
+    r"(\s*sizes\s+(?P<sizes>\w+\s*=\s*\d+(\s*,\s*\w+\s*=\s*\d+)*))?\s*",
     re.ASCII,
 )
 GROUPS = re.compile(r"\s*(\([^()]*\)(\s*,\s*\([^()]*\))*)?\s*")
@@ -72,17 +74,24 @@ def is_dotted_name(text: str) -> bool:
 
 @dataclass(frozen=True)
 class Rule:
-    """The factors of an op, whatever the sizes of its dimensions: one for each dimension of each
-    value, "" for none."""
+    """The factors of an op, whatever the sizes of its dimensions.
+
+    Attributes:
+        operands, results: one factor for each dimension of each value, "" for none, "a b" for a
+            dimension of several.
+        sizes: of factors, where no dimension has them.
+    """
 
     operands: Dims
     results: Dims
     reduction: str
     replicate: tuple[str, ...]
+    sizes: tuple[tuple[str, int], ...] = ()
 
     @staticmethod
     def read(text: str) -> "Rule":
-        """Parse `(..., k), (k, j) -> (..., j)`, with optional `reduce max` and `replicate j`.
+        """Parse `(..., k), (k, j) -> (..., j)`, with optional `reduce max`, `replicate j` and
+        `sizes i = 2, j = 4` of factors of dimensions `i j`, which have several.
 
         Raises:
             ShardirError: the text is malformed, or no device could compute by the rule.
@@ -97,7 +106,7 @@ class Rule:
             raise ShardirError(f"expected a rule of the form {form}, got {text!r}")
         operands, results = (
             tuple(
-                tuple("" if (d := dim.strip()) == "1" else d for dim in group.split(","))
+                tuple("" if (d := " ".join(dim.split())) == "1" else d for dim in group.split(","))
                 if group.strip()
                 else ()
                 for group in re.findall(r"\(([^()]*)\)", m[side])
@@ -106,23 +115,26 @@ class Rule:
         )
         replicate = tuple(f.strip() for f in (m["replicate"] or "").split(",") if f.strip())
         for value in (*operands, *results):
-            factors = [f for f in value if f]
-            if bad := [f for f in factors if f != REST and not FACTOR.fullmatch(f)]:
-                raise wrong("one name for a dimension, or 1 for none", repr(bad[0]))
+            if bad := [d for d in value if d != REST and not all(map(FACTOR.fullmatch, d.split()))]:
+                raise wrong("names for a dimension, or 1 for none", repr(bad[0]))
+            factors = _names_of([value])
             if len(set(factors)) < len(factors):
                 raise wrong("distinct names in a value", f"({', '.join(value)})")
-        known = {f for value in operands for f in value if f}
-        for f in (f for value in results for f in value if f):
+        known = {*_names_of(operands)}
+        for f in _names_of(results):
             if f not in known and f not in replicate:
                 raise wrong("the names of results in an operand", f"{f}; add replicate {f}")
-        if lost := set(replicate) - {f for value in (*operands, *results) for f in value}:
-            raise wrong("names of dimensions after replicate", min(lost))
-        return Rule(operands, results, m["reduction"] or "sum", replicate)
+        sizes = tuple((f, int(n)) for f, n in re.findall(r"(\w+)\s*=\s*(\d+)", m["sizes"] or ""))
+        names = {*_names_of((*operands, *results))}
+        for word, own in (("replicate", {*replicate}), ("sizes", {f for f, _ in sizes})):
+            if lost := own - names:
+                raise wrong(f"names of dimensions after {word}", min(lost))
+        return Rule(operands, results, m["reduction"] or "sum", replicate, sizes)
 
     def of(self, operands: Sequence[Shape], results: Sequence[Shape]) -> "Rule":
         """Return the rule with names in place of `...`, from the right: `(a, b, k), (k, j) ->
         (a, b, j)`. A value of which it does not fit keeps it."""
-        names = {f for value in (*self.operands, *self.results) for f in value}
+        names = {*_names_of((*self.operands, *self.results))}
         if REST not in names:
             return self
         pairs = zip((*self.operands, *self.results), (*operands, *results), strict=False)
@@ -146,7 +158,8 @@ class Rule:
 
     def misfit(self, operands: Sequence[Shape], results: Sequence[Shape]) -> str:
         """Return the mismatch of shapes and rule as "X, got Y"; "" if they fit."""
-        sizes: dict[str, int] = {}
+        sizes = dict(self.sizes)
+        merged: list[tuple[str, int]] = []
         for what, names, shapes in (
             ("operand", self.operands, operands), ("result", self.results, results),
         ):  # fmt: skip
@@ -159,9 +172,21 @@ class Rule:
                         return f"at least {least} dimensions in {what} {i}, got {len(shape)}"
                     return f"{len(dims)} dimensions in {what} {i}, got {len(shape)}"
                 for f, n in zip(dims, shape, strict=True):
-                    if f and sizes.setdefault(f, n) != n:
+                    if " " in f:
+                        merged.append((f, n))
+                    elif f and sizes.setdefault(f, n) != n:
                         return f"one size of {f}, got {sizes[f]} and {n}"
+        for factors, n in merged:
+            if lacking := [f for f in factors.split() if f not in sizes]:
+                return f"the size of {lacking[0]}, as in sizes {lacking[0]} = 2, got none"
+            if (size := prod(sizes[f] for f in factors.split())) != n:
+                return f"{size} elements of {factors}, got {n}"
         return ""
+
+
+def _names_of(values: Sequence[Sequence[str]]) -> list[str]:
+    """Return the names of the factors of values, in their order."""
+    return [f for value in values for dim in value for f in dim.split()]
 
 
 @dataclass(frozen=True)
@@ -366,8 +391,9 @@ class CustomOp(TensorOp):
     def rule(cls, operands: Types, results: Types, props: Props) -> Factors:
         shapes = [t.get_shape() for t in (*operands, *results)]
         if (rule := rule_among(operands, results, props)) is not None:
-            return Factors.of(rule.operands, rule.results, shapes, replicate=rule.replicate,
-                              reduction=rule.reduction)  # fmt: skip
+            factors = Factors.of(rule.operands, rule.results, shapes, replicate=rule.replicate,
+                                 reduction=rule.reduction)  # fmt: skip
+            return factors.with_sizes(dict(factors.sizes) | dict(rule.sizes))
         names = factor_names(sum(map(len, shapes)))
         unused = iter(names)
         dims = [[next(unused) for _ in shape] for shape in shapes]

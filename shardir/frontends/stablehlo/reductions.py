@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from math import prod
 
 from xdsl.dialects.builtin import SymbolRefAttr
-from xdsl.ir import Operation, SSAValue
+from xdsl.ir import Operation, OpResult, SSAValue
 
 from shardir.algebra.layout import Layout, replicated
 from shardir.algebra.mesh import Axes, Axis, Mesh
@@ -33,7 +33,7 @@ from shardir.frontends.stablehlo.translation import Refused
 from shardir.rewriting.functions import update_signature
 
 AXIS = re.compile(r'"([^"]+)"(?::\((\d+)\)(\d+))?')
-KIND = re.compile(r"\b(SUM|MAX|MIN)\b")
+KIND = re.compile(r"\b(sum|max|min)\b", re.IGNORECASE)
 
 
 def axes_from_sdy(text: str) -> Axes:
@@ -41,10 +41,15 @@ def axes_from_sdy(text: str) -> Axes:
     return tuple(Axis(n, int(pre or 1), int(size or 0)) for n, pre, size in AXIS.findall(text))
 
 
-def kind_from_sdy(text: str) -> str:
-    """Return the reduction of a text, `#sdy<reduction_op MAX>`; a sum by default."""
+def kind_from_sdy(text: str | None) -> str:
+    """Return the reduction of a text, `#sdy<reduction_op max>`; a sum by default. Raises Refused
+    for another one."""
+    if text is None:
+        return "sum"
     m = KIND.search(text)
-    return m[1].lower() if m else "sum"
+    if m is None:
+        raise Refused(f"the reduction {text}")
+    return m[1].lower()
 
 
 @dataclass(frozen=True)
@@ -83,9 +88,8 @@ def contents_of(
     while stack:
         v = stack[-1]
         op = v.owner
-        operands = [*op.operands] if isinstance(op, Operation) else []
-        if isinstance(op, ManualOp):  # its results are what their layouts say
-            operands = []
+        is_known = isinstance(op, ManualOp)  # its layouts say what its results are
+        operands = [*op.operands] if isinstance(op, Operation) and not is_known else []
         if left := [o for o in operands if o not in memo]:
             stack += left
             continue
@@ -112,8 +116,11 @@ def _contents(v: SSAValue, operands: list[DeviceContents], mesh: Mesh) -> Device
 
 def _split(v: SSAValue) -> Axes:
     """Return the axes that split a value."""
-    sharding = dist.sharding_of(v)
-    return () if sharding is None else sharding.layout.complete.used
+    if (sharding := dist.sharding_of(v)) is not None:
+        return sharding.layout.complete.used
+    if isinstance(v, OpResult) and isinstance(v.owner, ManualOp):
+        return tuple(a for axes in v.owner.cuts[1][v.index] for a in axes)
+    return ()
 
 
 def _without(axes: Axes, removed: Axes, mesh: Mesh) -> Axes:

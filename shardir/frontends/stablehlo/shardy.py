@@ -101,7 +101,7 @@ def _reduction(importer: BlockImporter, op: HloOp, value: Value) -> Results:
     if mesh is None or out is None or isinstance(importer.function, ManualBuilder):
         raise Refused("a reduction over devices, in a manual computation or without a mesh")
     lists = str(read.get("reduction_axes") or read.get("reduce_scatter_axes"))
-    axes, kind = axes_from_sdy(lists), kind_from_sdy(str(read.get("reduction_op")))
+    axes, kind = axes_from_sdy(lists), kind_from_sdy(read.get("reduction_op"))
     axes = importer.axes(text, axes)
     contents = contents_of(value.ssa, mesh, importer.contents)
     if is_reduction_of_parts(value.ssa, contents, kind, axes, mesh):
@@ -301,28 +301,34 @@ _RULE = re.compile(
 )
 
 
+FACTOR = re.compile(r"[a-z](?:_\d+)?")
+
+
 def rule_from_sdy(text: str) -> str:
     """Return the text of a rule of a custom op: `(i, j), (j, k) -> (i, k)` of
     `#sdy.op_sharding_rule<([i, j], [j, k])->([i, k]) {i=8, j=4, k=2} reduction={j}>`. A factor
     along which devices would have to communicate stays unsharded.
 
     Raises:
-        Refused: a dimension has several factors.
+        Refused: the text is no rule.
     """
     m = _RULE.fullmatch(text.strip())
     if m is None:
         raise Refused(f"the sharding rule {text}")
-    sides = [[d.split(", ") if d else [] for d in re.findall(r"\[([^\]]*)\]", m[s])]
-             for s in ("operands", "results")]  # fmt: skip
-    factors = dict(re.findall(r"(\w+)=(\d+)", m["sizes"]))
-    if compound := [f for side in sides for v in side for f in v if f and f not in factors]:
-        raise Refused(f"the sharding rule {text}: dimension {compound[0]} has several factors")
+    sides = [
+        [[" ".join(FACTOR.findall(d)) for d in dims.split(", ")] if dims else []
+         for dims in re.findall(r"\[([^\]]*)\]", m[side])]
+        for side in ("operands", "results")
+    ]  # fmt: skip
+    sizes = dict(re.findall(r"(\w+)=(\d+)", m["sizes"]))
     sets = {key: names.split(", ") for key, names in re.findall(r"(\w+)=\{([^}]*)\}", m["sets"])}
-    operands, results = ({f for v in side for f in v} for side in sides)
+    operands, results = ({f for v in side for d in v for f in d.split()} for side in sides)
     summed = {*sets.get("reduction", ())}
     whole = {f for f in operands - results if f not in summed} | (results - operands)
     for key in ("need_replication", "permutation", "blocked_propagation"):
         whole.update(sets.get(key, ()))
     values = [", ".join(f"({', '.join(v)})" for v in side) for side in sides]
     fixed = f" replicate {', '.join(sorted(whole))}" if whole else ""
-    return f"{values[0]} -> {values[1]}{fixed}"
+    alone = {d for side in sides for v in side for d in v}
+    merged = [f"{f} = {n}" for f, n in sizes.items() if f not in alone]
+    return f"{values[0]} -> {values[1]}{fixed}" + (f" sizes {', '.join(merged)}" if merged else "")
