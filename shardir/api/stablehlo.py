@@ -111,6 +111,8 @@ def from_jax(
     metrics: str | None = None,
     ema: float | None = None,
     separate_update: bool = False,
+    sync: str | None = None,
+    stages: str | None = None,
     **options: Any,
 ) -> CompiledJax:
     """Compile a function of JAX: it is traced, its StableHLO is imported, and compiled.
@@ -132,8 +134,8 @@ def from_jax(
         keywords: further example arguments, by keyword.
         optimizer: the optimizer of a loss: `adamw, lr = 1e-3`. The function returns the loss, or a
             tuple or dict of the loss and metrics.
-        accumulate, clip, loss_scale, metrics, ema, separate_update: options of its step, as those
-            of a module for `shardir.compile`.
+        accumulate, clip, loss_scale, metrics, ema, separate_update, sync, stages: options of its
+            step, as those of a module for `shardir.compile`.
         options: those of `shardir.compile`: plan, mode, pipeline, ...
 
     Raises:
@@ -146,7 +148,7 @@ def from_jax(
         raise ShardirError(NO_JAX) from None
     step_options: dict[str, Any] = {
         "accumulate": accumulate, "clip": clip, "loss_scale": loss_scale, "metrics": metrics,
-        "ema": ema, "separate_update": separate_update or None,
+        "ema": ema, "separate_update": separate_update or None, "sync": sync, "stages": stages,
     }  # fmt: skip
     _check_options("from_jax", from_jax, options)
     requests = {name: value for name, value in step_options.items() if value is not None}
@@ -156,7 +158,9 @@ def from_jax(
             'JAX has its own, or give optimizer="adamw, lr = 1e-3"'
         )
     found = traced.trace(function, args, in_shardings, keywords or {}, optimizer is not None)
-    start = _start(found.program, mesh, cluster, devices, options)
+    start = _start(
+        found.program, mesh, cluster, devices, options | {"sync": sync, "stages": stages}
+    )
     chosen = _indices(parameters, found, len(args), optimizer is not None)
     roles = []
     arguments = found.program.functions["main"].block.arguments
@@ -175,7 +179,9 @@ def from_jax(
         loss, name = ("loss" if name == STEP else name), STEP
         reported = _metrics_of(found)
         _imported(start, found.program, loss, roles, updates, reported, is_loss=True)
-        start.module.step(STEP, loss, optimizer, **requests)
+        pipeline = requests.pop("stages", None)
+        pipeline = None if pipeline == SEARCH else pipeline
+        start.module.step(STEP, loss, optimizer, pipeline=pipeline, **requests)
         module = start.module.module
     compiled = compile_module(module, **start.options)
     values = {leaf.name: leaf.value for leaf in found.leaves if leaf.value is not None}
@@ -194,8 +200,8 @@ def _check_options(name: str, function: Callable[..., Any], options: Mapping[str
         for f in (function, compile_module)
     )
     known = [*own, "pipeline", *compiled]
-    for option, value in options.items():
-        if option not in known and (option, value) != ("stages", SEARCH):
+    for option in options:
+        if option not in known:
             hint = did_you_mean(option, known) or f"; it has {', '.join(known)}"
             raise ShardirError(f"expected an argument of {name}, got {option}{hint}")
 
@@ -320,7 +326,11 @@ def _start(
     if mesh is None and cluster is None and count is None:
         mesh = of_program
     found = devices_of(mesh, cluster, count, options)
-    module = Module(mesh=found.mesh, cluster=found.cluster)
+    in_parts = {"sync", "stages"} & {name for name, value in options.items() if value is not None}
+    one_device = {"d": 1} if in_parts and options.get("stages") != SEARCH else None
+    module = Module(
+        mesh=found.mesh if found.mesh is not None else one_device, cluster=found.cluster
+    )
     made = _mesh_of(module)
     if of_program is not None and made is not None:
         if dict(made.axes) != dict(of_program.axes):

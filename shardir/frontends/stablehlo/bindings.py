@@ -175,11 +175,7 @@ def _needs_expansion(name: str, elements: Collection[str]) -> bool:
     """Whether the importer has no entry for an op: a function of CHLO, or of complex numbers."""
     if any(e.startswith("complex") for e in elements):
         return name.startswith(("chlo.", "stablehlo.")) and not is_lowered(name)
-    return name.startswith("chlo.") and (name not in TABLE or (name, *elements) in NARROW)
-
-
-NARROW = {("chlo.erf_inv", "f64")}
-"""Ops whose entries have not the precision of an element type."""
+    return name.startswith("chlo.") and name not in TABLE
 
 
 def _attributes(op: ir.Operation) -> dict[str, Any]:

@@ -190,8 +190,8 @@ class _Lowering:
             self.parts[result] = out
         else:  # the importer refuses it, and what reads its parts is nothing
             name = f"{op.name} of complex numbers"
-            results = [HloValue(real_type(r.type)) for r in op.results]
-            self.ops.append(HloOp(name, (), results, {}, (), op.location))
+            results = [HloValue(real_type(r.type)) if is_complex(r) else r for r in op.results]
+            self.ops.append(HloOp(name, (), results, op.attributes, (), op.location))
             self.parts.update((r, (v, v)) for r, v in zip(op.results, results, strict=True))
 
     def partwise(self, op: HloOp) -> None:

@@ -9,11 +9,12 @@ from types import MappingProxyType
 from typing import Any
 
 from xdsl.dialects.builtin import LocationAttr, TensorType
-from xdsl.ir import SSAValue
+from xdsl.ir import OpResult, SSAValue
 
 from shardir.algebra.mesh import Axes, Mesh
 from shardir.algebra.sharding import Sharding
 from shardir.build import Module, Value
+from shardir.build.function import hint_of
 from shardir.compat.xdsl import set_type
 from shardir.diagnostics import ShardirError
 from shardir.dialects import dist
@@ -30,11 +31,17 @@ from shardir.frontends.stablehlo.form import (
 )
 from shardir.frontends.stablehlo.manual import ManualBuilder
 from shardir.frontends.stablehlo.meshes import MESH_NAME, ProgramMeshes
+from shardir.frontends.stablehlo.names import name_of
 from shardir.frontends.stablehlo.ops import TABLE
 from shardir.frontends.stablehlo.ops.custom import CALL, is_custom
 from shardir.frontends.stablehlo.reductions import DeviceContents
 from shardir.frontends.stablehlo.shardy import RULE, SHARDY, copied
-from shardir.frontends.stablehlo.translation import OpTranslation, Refused, ValueFacts
+from shardir.frontends.stablehlo.translation import (
+    HloEntry,
+    OpTranslation,
+    Refused,
+    ValueFacts,
+)
 from shardir.frontends.stablehlo.types import DTYPES
 from shardir.syntax.source import warn
 
@@ -43,9 +50,10 @@ MANY_OPS = 20_000
 
 SHARDING = "sdy.sharding"
 DEVICE_NUMBER = "stablehlo.partition_id"
+RESULT_INFO = "jax.result_info"
 TERMINATORS = ("func.return", "stablehlo.return", "sdy.return")
 OF_ARGUMENTS = frozenset((
-    SHARDING, "tf.aliasing_output", "jax.buffer_donor", "jax.result_info", "mhlo.layout_mode",
+    SHARDING, RESULT_INFO, "tf.aliasing_output", "jax.buffer_donor", "mhlo.layout_mode",
     "jax.global_constant", "jax.arg_info",
 ))  # fmt: skip
 """The attributes of arguments and results that are read, or say nothing about values."""
@@ -57,6 +65,20 @@ REASONS: Mapping[str, str] = {
     "stablehlo.custom_call": "a call of XLA's library; see shardir.register_custom_op",
 }  # fmt: skip
 """Why an op that has no entry is refused."""
+
+EXPANSION = (
+    "a function that StableHLO's passes expand: pip install 'shardir[jax]', which has them, or run "
+    "stablehlo-opt --chlo-legalize-to-stablehlo --stablehlo-complex-math-expander"
+)
+"""Why a function without an entry is refused in a text that our own reader has read."""
+
+CALLBACK = "a call of Python (jax.debug, pure_callback, io_callback); take it out"
+LIBRARY: Mapping[str, str] = {
+    "gesdd": "singular values", "gesvd": "singular values", "syev": "eigenvalues",
+    "geev": "eigenvalues", "gehrd": "a Hessenberg form", "gees": "a Schur form",
+    "gtsv": "a tridiagonal system",
+}  # fmt: skip
+"""What the calls of a library compute, by a part of their names."""
 
 
 @dataclass
@@ -131,6 +153,7 @@ class HloImporter:
             elif i in metrics:
                 reported[metrics[i]] = value
             else:
+                _name_result(value, str(attributes.get(RESULT_INFO, "")))
                 returned.append(value)
         self.function.returns(*returned, metrics=reported)
         self.erase_unused()
@@ -195,9 +218,11 @@ class HloImporter:
     def _check_op(self, op: HloOp, place: str) -> bool:
         """Refuse an op that has no entry, or of types that are not ours. Return whether it has
         one."""
-        is_known = op.key in TABLE or op.name in SHARDY or op.name in TERMINATORS
-        if not is_known and not (op.name == CALL and is_custom(op)):
-            self._refuse(op.key, place, REASONS.get(op.name, "it has no counterpart"))
+        is_known = op.name in SHARDY or op.name in TERMINATORS or _entry_of(op) is not None
+        if not is_known:
+            is_expanded = op.name.startswith("chlo.") or op.name.endswith("of complex numbers")
+            is_read_by_us = is_expanded and not self.program.is_verified
+            self._refuse(op.key, place, EXPANSION if is_read_by_us else _reason(op))
             return False
         for key in op.attributes:
             if key == "mhlo.sharding" or (key.startswith("sdy.") and key not in (SHARDING, RULE)):
@@ -347,7 +372,7 @@ class HloImporter:
             operands = [
                 self._as_said(v, a) for v, a in zip(operands, called.arguments, strict=True)
             ]
-        entry = TABLE.get(op.key) or TABLE.get(op.name)
+        entry = _entry_of(op)
         if entry is None or any(r.type.element not in DTYPES for r in op.results):
             return [None for _ in op.results]  # it is refused already
         out = entry(
@@ -408,12 +433,37 @@ class _Inner(Refused):
     """A region with an op that is refused, and reported."""
 
 
+def _entry_of(op: HloOp) -> HloEntry | None:
+    """Return the entry of an op: of a call of a library that of its target, if it has one."""
+    return TABLE.get(op.key if op.name == CALL and not is_custom(op) else op.name)
+
+
+def _reason(op: HloOp) -> str:
+    """Return why an op without an entry is refused."""
+    name = op.name.partition(" ")[0]  # without ` of complex numbers`
+    reason = REASONS.get(name, "it has no counterpart")
+    if name != CALL:
+        return reason
+    if "callback" in op.key:
+        return CALLBACK
+    what = next((text for part, text in LIBRARY.items() if part in op.key), None)
+    return reason if what is None else reason.replace(";", f" for {what};")
+
+
 def _annotate(value: SSAValue, sharding: Sharding) -> None:
     t = value.type
     assert isinstance(t, TensorType)
     plain = not (sharding.open or sharding.priorities or sharding.replicated)
     attr = LayoutAttr(sharding.layout) if plain else ShardingAttr(sharding)
     set_type(value, TensorType(t.element_type, t.get_shape(), attr))
+
+
+def _name_result(value: Value, path: str) -> None:
+    """Name what a function returns by its path in the tree of results: `aux.logits` of
+    `result['aux']['logits']`. A result that is an argument has its own name."""
+    name = name_of(path).removeprefix("result").removeprefix(".")
+    if name and isinstance(value.ssa, OpResult):
+        value.ssa.name_hint = hint_of(f"result.{name}" if name[0].isdigit() else name)
 
 
 def donated_of(f: HloFunction) -> dict[int, int]:

@@ -13,11 +13,13 @@ from shardir.frontends.stablehlo.ops import (
     convolution,
     custom,
     elementwise,
+    factorization,
     indexing,
     random,
     reduction,
     scattering,
     shape,
+    special,
     triangular,
     windows,
 )
@@ -25,8 +27,8 @@ from shardir.frontends.stablehlo.translation import HloEntry
 
 TABLE: dict[str, HloEntry] = {}
 for module in (
-    collectives, contraction, control, convolution, custom, elementwise, indexing, random,
-    reduction, scattering, shape, triangular, windows,
+    collectives, contraction, control, convolution, custom, elementwise, factorization, indexing,
+    random, reduction, scattering, shape, special, triangular, windows,
 ):  # fmt: skip
     TABLE |= module.TABLE
 TABLE["sdy.constant"] = TABLE["stablehlo.constant"]

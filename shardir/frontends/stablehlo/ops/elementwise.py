@@ -73,14 +73,28 @@ def _extreme(make: Callable[..., Value]) -> HloEntry:
 
 
 def _compare_in_total_order(t: OpTranslation, how: str, x: Value, y: Value) -> Value:
-    """NaN counts as the maximum. Operands are as JAX makes them: without -0, and with one NaN."""
-    if not all(_is_canonical(t, v) for v in (x, y)) or how in ("eq", "ne"):
-        t.refuse("a total order of floats, in which -0 and 0 differ, and the bits of NaN")
+    """NaN counts as the maximum for operands as JAX makes them: without -0, and with one NaN.
+    Others are ordered by their bits: NaN by their signs, and -0 before 0."""
+    if how in ("eq", "ne") or not all(_is_canonical(t, v) for v in (x, y)):
+        element = t.type(0).element
+        return nn.compare(*(_in_total_order(v, element) for v in (x, y)), how=how)
     if how in ("gt", "le"):
         x, y = y, x
     is_less = nn.compare(x, y, how="lt")
     is_less = nn.or_(is_less, nn.and_(nn.not_(nn.isnan(x)), nn.isnan(y)))
     return is_less if how in ("lt", "gt") else nn.not_(is_less)
+
+
+def _in_total_order(x: Value, element: str) -> Value:
+    """Return integers in the total order of floats: the bits, those of negative ones inverted but
+    for the sign."""
+    bits = nn.bitcast(x if element == "f64" else x.to("f32"), dtype=INTEGERS[element])
+    width = BITS[bits.dtype]
+    return nn.xor(bits, nn.and_(nn.shift_right(bits, width - 1), 2 ** (width - 1) - 1))
+
+
+INTEGERS = {"f64": "i64", "f32": "i32", "bf16": "i32", "f16": "i32"}
+"""The type of the bits of floats, or of wider ones that have their values."""
 
 
 def _is_canonical(t: OpTranslation, x: Value) -> bool:
@@ -89,6 +103,8 @@ def _is_canonical(t: OpTranslation, x: Value) -> bool:
     if numbers is not None:
         return not (np.signbit(numbers) & (numbers == 0)).any()
     op = x.ssa.owner
+    if isinstance(op, ops.ReshapeOp):
+        op = op.x.owner
     if not isinstance(op, ops.SelectOp) or not isinstance(op.rhs.owner, ops.SelectOp):
         return False
     nan, zero = (t.number(Value(x.function, v)) for v in (op.lhs, op.rhs.owner.lhs))
@@ -384,12 +400,30 @@ def _leading_zeros(t: OpTranslation, x: Value) -> Value:
     return _convert_count(t, nn.sub(width, _count_bits(bits, width)))
 
 
+FIELDS = {"f64": (11, 52), "f32": (8, 23), "bf16": (8, 7), "f16": (5, 10)}
+"""The bits of the exponent and of the mantissa of each float type."""
+
+
 def _reduce_precision(t: OpTranslation, x: Value) -> Value:
-    bits = t["exponent_bits"], t["mantissa_bits"]
-    kinds = {(8, 7): "bf16", (5, 10): "f16", (8, 23): "f32", (11, 52): "f64"}
-    if bits not in kinds:
-        t.refuse(f"a precision of {bits[0]} bits of exponent and {bits[1]} of mantissa")
-    return x.to(kinds[bits]).to(t.dtype)
+    """Round to even. As in XLA, what exceeds the greatest exponent is infinite, and what is below
+    the least one of normal numbers is 0."""
+    exponent, mantissa = FIELDS[t.element]
+    to_exponent, to_mantissa = t["exponent_bits"], t["mantissa_bits"]
+    if (exponent, mantissa, to_exponent, to_mantissa) == (8, 23, 8, 7):
+        return x.to("bf16").to(t.dtype)
+    bits = before = _bits(x, t.element).to("i64")
+    if (dropped := mantissa - to_mantissa) > 0:
+        last = nn.and_(nn.shift_right(bits, dropped), 1)
+        bits = nn.and_(nn.add(nn.add(bits, last), 2 ** (dropped - 1) - 1), -(2**dropped))
+    if to_exponent < exponent:
+        all_ones, bias, span = (2 ** (n - k) - 1 for n, k in
+                                ((exponent, 0), (exponent, 1), (to_exponent, 1)))  # fmt: skip
+        field = nn.and_(nn.shift_right(bits, mantissa), all_ones)
+        sign = nn.and_(bits, -(2**63) if t.element == "f64" else 2 ** (WIDTHS[t.element] - 1))
+        is_high = nn.compare(field, bias + span, how="gt")
+        bits = nn.select(is_high, nn.or_(sign, all_ones << mantissa), bits)
+        bits = nn.select(nn.compare(field, bias - span, how="le"), sign, bits)
+    return x if bits is before else nn.select(nn.isnan(x), x, _of_bits(bits, t.element))
 
 
 def _sign(t: OpTranslation, x: Value) -> Value:
@@ -405,26 +439,6 @@ def _round_away(t: OpTranslation, x: Value) -> Value:
 
 def _cbrt(t: OpTranslation, x: Value) -> Value:
     return nn.mul(nn.sign(x), nn.pow(nn.abs(x), 1 / 3))
-
-
-SMALL = (2.81022636e-08, 3.43273939e-07, -3.5233877e-06, -4.39150654e-06, 0.00021858087,
-         -0.00125372503, -0.00417768164, 0.246640727, 1.50140941)  # fmt: skip
-LARGE = (-0.000200214257, 0.000100950558, 0.00134934322, -0.00367342844, 0.00573950773,
-         -0.0076224613, 0.00943887047, 1.00167406, 2.83297682)  # fmt: skip
-"""The coefficients of the inverse error function in f32 (Giles, 2012), as in XLA."""
-
-
-def _erf_inv(t: OpTranslation, x: Value) -> Value:
-    if t.element == "f64":
-        t.refuse("the inverse error function of f64; use f32")
-    w = nn.neg(nn.log1p(nn.neg(nn.square(x))))
-    is_small = nn.compare(w, 5.0, how="lt")
-    out = None
-    w = nn.select(is_small, nn.sub(w, 2.5), nn.sub(nn.sqrt(w), 3.0))
-    for small, large in zip(SMALL, LARGE, strict=True):
-        c = nn.select(is_small, t.constant(small, w.dtype), t.constant(large, w.dtype))
-        out = c if out is None else nn.add(c, nn.mul(out, w))
-    return nn.mul(out, x)
 
 
 def _atan2(t: OpTranslation, y: Value, x: Value) -> Value:
@@ -470,9 +484,13 @@ OF_OTHERS: dict[str, Callable[..., Value]] = {
 """Functions of CHLO that are made of others, in f32 and f64."""
 
 
-def _of_others(make: Callable[..., Value]) -> HloEntry:
-    def of(t: OpTranslation, x: Value) -> Value:
-        return make(x.to("f32")).to(t.dtype) if WIDTHS[t.element] == 16 else make(x)
+def in_f32(make: Callable[..., Value]) -> HloEntry:
+    """Make the entry of a function that is computed in f32 of floats of 16 bits."""
+
+    def of(t: OpTranslation, *xs: Value) -> Value:
+        if WIDTHS[t.element] != 16:
+            return make(*xs)
+        return make(*(x.to("f32") for x in xs)).to(t.dtype)
 
     return _entry(of)
 
@@ -522,7 +540,6 @@ TABLE: dict[str, HloEntry] = {
     "stablehlo.reduce_precision": _entry(_reduce_precision),
     "stablehlo.round_nearest_afz": _entry(_round_away),
     "stablehlo.cbrt": _entry(_cbrt),
-    "chlo.erf_inv": _entry(_erf_inv),
-    **{f"chlo.{name}": _of_others(make) for name, make in OF_OTHERS.items()},
+    **{f"chlo.{name}": in_f32(make) for name, make in OF_OTHERS.items()},
     "stablehlo.atan2": _entry(_atan2),
 }

@@ -28,14 +28,6 @@ COMBINE = {
 }  # fmt: skip
 
 
-def kind_of(t: OpTranslation, body: HloBlock) -> str:
-    """Return the kind of reduction of a body of two scalars."""
-    body = inlined(body, t.callee)
-    if (kind := known_kind(body)) is None:
-        t.refuse(f"a reduction by {expression(body)[:80]} of {body.arguments[0].type.element}")
-    return kind
-
-
 def known_kind(body: HloBlock) -> str | None:
     """Return the kind of reduction of a body of two scalars; None for other computations."""
     kind = KINDS.get(expression(body))

@@ -1,9 +1,11 @@
-"""Writes by index: scatters that combine by a reduction, and scatters that replace."""
+"""Writes by index: scatters that combine by a reduction or another computation, and those that
+replace."""
 
 from math import prod
 
 from shardir.build import Value, nn
-from shardir.frontends.stablehlo.form import expression
+from shardir.frontends.stablehlo.folding import known
+from shardir.frontends.stablehlo.form import HloBlock, expression
 from shardir.frontends.stablehlo.ops.indexing import (
     IndexedForm,
     clamped,
@@ -11,20 +13,29 @@ from shardir.frontends.stablehlo.ops.indexing import (
     flat_indices,
     in_order,
 )
-from shardir.frontends.stablehlo.ops.reduction import COMBINE, kind_of, neutral
+from shardir.frontends.stablehlo.ops.reduction import COMBINE, known_kind, neutral
+from shardir.frontends.stablehlo.regions import inlined, of_tensors
 from shardir.frontends.stablehlo.translation import HloEntry, OpTranslation
-from shardir.frontends.stablehlo.types import in_order_of, wrap
+from shardir.frontends.stablehlo.types import WIDTHS, in_order_of, wrap
 
-SET = "1"
-"""The body of a scatter that replaces."""
+SET, SUBTRACT = "1", "subtract(0, 1)"
+"""The bodies of scatters that replace, and that subtract."""
+
+MAX_WRITES = 16
+"""Bounds the writes of an element to which a function is applied at each."""
 
 
 def _scatter(t: OpTranslation, *operands: Value) -> Value:
     if len(operands) != 3:
         t.refuse("a scatter of several values at once")
     x, ids, updates = operands
-    body = t.op.regions[0]
-    kind = "set" if expression(body) == SET else kind_of(t, body)
+    body = inlined(t.op.regions[0], t.callee)
+    text = expression(body)
+    if text == SUBTRACT:
+        return _combine(t, "sum", x, ids, nn.neg(updates))
+    kind = "set" if text == SET else known_kind(body)
+    if kind is None:
+        return _apply(t, body, x, ids, updates)
     if kind in ("any", "all"):  # of i1, as numbers
         numbers = (x.to("i32"), ids, updates.to("i32"))
         out = _combine(t, {"any": "max", "all": "min"}[kind], *numbers)
@@ -33,6 +44,32 @@ def _scatter(t: OpTranslation, *operands: Value) -> Value:
         x, updates = (in_order_of(v, t.element) for v in (x, updates))
         return in_order_of(_combine(t, kind, x, ids, updates), t.element)
     return _combine(t, kind, x, ids, updates)
+
+
+def _apply(t: OpTranslation, body: HloBlock, x: Value, ids: Value, updates: Value) -> Value:
+    """Apply another computation to the elements that are written: one of the element alone, as
+    `x.at[i].apply(f)` has it, at each write of the element; one of the element and the update where
+    an element is written once."""
+    if any(op.regions for op in body.ops):
+        t.refuse(f"a scatter by {expression(body)[:80]}, which has regions")
+    counts = t.filled(0, x.shape, "i32"), ids, t.filled(1, updates.shape, "i32")
+    writes = _combine(t, "sum", *counts)
+    windows = prod(updates.shape[d] for d in range(len(updates.shape))
+                   if d not in t["scatter_dimension_numbers"]["update_window_dims"])  # fmt: skip
+    numbers = known(writes)
+    most = 1 if t["unique_indices"] else windows if numbers is None else int(numbers.max())
+    reads_update = any(body.arguments[1] in op.operands for op in body.ops)
+    if most > (1 if reads_update else MAX_WRITES) or WIDTHS.get(t.element, 8) < 8:
+        t.refuse(
+            f"a scatter by {expression(body)[:80]} of up to {most} writes of an element; give "
+            "unique_indices=True where the indices differ, or read, compute and set"
+        )
+    new = _combine(t, "set", t.filled(0, x.shape), ids, updates) if reads_update else x
+    computation = of_tensors(body, x.shape)
+    for k in range(most):
+        (out,) = t.run(computation, [x, new if reads_update else x])
+        x = nn.select(nn.compare(writes, k, how="gt"), out, x)
+    return x
 
 
 def _combine(t: OpTranslation, kind: str, x: Value, ids: Value, updates: Value) -> Value:
