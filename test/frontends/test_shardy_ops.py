@@ -201,6 +201,13 @@ SIZES = [(8,), (2, 4), (4, 2), (2, 2, 2), (2, 3, 4), (4, 6), (24,), (6, 4), (3, 
 """The sizes of the axes of meshes."""
 
 
+def devices_of(sizes: tuple[int, ...], rng: np.random.Generator) -> list[int]:
+    """Return the devices of a mesh, numbered in another order of its axes."""
+    order = rng.permutation(len(sizes))
+    grid = np.arange(np.prod(sizes)).reshape([sizes[d] for d in order])
+    return grid.transpose(np.argsort(order)).ravel().tolist()
+
+
 def test_shardings_of_several_meshes_are_those_of_one() -> None:
     """Of all pairs of meshes with their devices in the order of some axes: each device has the
     shard that its own mesh gives it. Meshes whose axes cross are refused."""
@@ -209,15 +216,13 @@ def test_shardings_of_several_meshes_are_those_of_one() -> None:
     for ours, theirs in product(SIZES, SIZES):
         if np.prod(ours) != np.prod(theirs):
             continue
-        order = [*rng.permutation(len(theirs))]
-        grid = np.arange(np.prod(theirs)).reshape([theirs[d] for d in order])
-        devices = grid.transpose(np.argsort(order)).ravel().tolist()
+        ids, devices = devices_of(ours, rng), devices_of(theirs, rng)
         own, other = (
             ", ".join(f'"{letter}{d}"={n}' for d, n in enumerate(sizes))
             for letter, sizes in (("a", ours), ("b", theirs))
         )
         mesh = Mesh("m", tuple((f"a{d}", n) for d, n in enumerate(ours)))
-        texts = {"m": f"<[{own}]>", "other": f"<[{other}], device_ids={devices}>"}
+        texts = {"m": f"<[{own}], device_ids={ids}>", "other": f"<[{other}], device_ids={devices}>"}
         meshes = ProgramMeshes(texts, mesh)
         if meshes.is_reordered("other"):
             refused += 1
@@ -232,8 +237,8 @@ def test_shardings_of_several_meshes_are_those_of_one() -> None:
                 refused += 1
                 continue
             assert sharding is not None
-            for device in range(mesh.size):
-                found = [mesh.index(device, a) for a in sharding.layout.dims]
+            for rank, device in enumerate(ids):
+                found = [mesh.index(rank, a) for a in sharding.layout.dims]
                 assert found == [*(places[device][d] for d in axes), 0], (texts, dims)
             translated += 1
     assert refused > 10

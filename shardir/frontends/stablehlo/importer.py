@@ -320,7 +320,8 @@ class HloImporter:
             device = self.meshes.device_of(op)
             if device is None:
                 return self._postpone(op)
-            operands = [self._on_device(v, device) for v in op.operands]
+            here: dict[HloValue, Value | None] = {}
+            operands = [self._on_device(v, device, here) for v in op.operands]
         else:
             operands = [self.env[v] for v in op.operands]
         return self._attempt(op, operands)
@@ -350,15 +351,22 @@ class HloImporter:
         self.by_device.update(dict.fromkeys(op.results, op))
         return [None for _ in op.results]
 
-    def _on_device(self, value: HloValue, device: int) -> Value | None:
-        """Return the value that a device has."""
+    def _on_device(
+        self, value: HloValue, device: int, here: dict[HloValue, Value | None]
+    ) -> Value | None:
+        """Return the value that a device has; `here` are those that it has already."""
         op = self.by_device.get(value)
         if op is None:
             return self.env[value]
-        if op.name == DEVICE_NUMBER:
-            return self.function.constant(device, dtype=DTYPES[value.type.element])
-        results = self._attempt(op, [self._on_device(v, device) for v in op.operands])
-        return results[list(op.results).index(value)]
+        if value not in here:
+            if op.name == DEVICE_NUMBER:
+                number = self.function.constant(device, dtype=DTYPES[value.type.element])
+                results: Sequence[Value | None] = [number]
+            else:
+                operands = [self._on_device(v, device, here) for v in op.operands]
+                results = self._attempt(op, operands)
+            here.update(zip(op.results, results, strict=True))
+        return here[value]
 
     def _refuse_of_devices(self, op: HloOp) -> None:
         reason = "a value that follows from the number of the device, outside of shard_map"
