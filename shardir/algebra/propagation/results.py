@@ -80,7 +80,7 @@ def _placement(state: PropagationState, n: int) -> OpSharding | None:
 
 
 def _needs(state: PropagationState, v: int) -> Iterator[tuple[Layout, int]]:
-    """Yield the layout in which each user needs a value, with the user. No need passes a barrier."""
+    """Yield the layout in which each user needs a value, and the user. None passes a barrier."""
     for n in state.graph.touching[v]:
         node = state.graph.nodes[n]
         operands = node.operands
