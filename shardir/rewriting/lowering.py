@@ -2,7 +2,7 @@
 
 from xdsl.dialects.builtin import TensorType
 from xdsl.dialects.func import FuncOp
-from xdsl.ir import Attribute, Block, SSAValue
+from xdsl.ir import Attribute, Block, Region, SSAValue
 
 from shardir.algebra.cluster import BYTES
 from shardir.algebra.mesh import Mesh, axes_text
@@ -17,6 +17,7 @@ from shardir.dialects.nn.base import TensorOp
 from shardir.dialects.nn.types import element_name
 from shardir.rewriting.copying import copied
 from shardir.rewriting.free_axes import FreeDimensions
+from shardir.rewriting.functions import update_signature
 from shardir.rewriting.inlining import inline
 from shardir.rewriting.placement import layout_at
 from shardir.rewriting.rewriter import Rewriter
@@ -75,6 +76,25 @@ def _body(op: ManualOp, mesh: Mesh) -> Block:
             raise Failure.at(op, coded("T13", message, use="keep it whole over free axes"))
     free.split()
     return free.block
+
+
+def split_function(op: ManualOp, mesh: Mesh) -> FuncOp:
+    """Return a function in the local view with the body of a manual computation, split over free
+    axes too.
+
+    Raises:
+        Failure: the body does not map a dimension that a free axis splits.
+    """
+    block = _body(op, mesh)
+    if block is op.function.body.block:
+        block = copied(op.function).body.block
+    else:
+        lower(block, mesh)
+    if (region := block.parent) is not None:
+        region.detach_block(block)
+    f = FuncOp(f"{op.callee.string_value()}.split", ((), ()), Region(block), "private")
+    update_signature(f)
+    return f
 
 
 def free_dimensions(f: FuncOp, mesh: Mesh) -> FreeDimensions:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from typing import Any
 
-from support import jax_devices  # isort: skip  (before jax)
+from support import jax_devices, xla  # isort: skip  (before jax)
 
 import jax
 import jax.numpy as jnp
@@ -384,3 +384,30 @@ def test_free_axes(body: Body) -> None:
     np.testing.assert_allclose(value, want_value, rtol=1e-12)
     for a, b, g in zip(args, new, gradients, strict=True):
         np.testing.assert_allclose(a - b, g, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_come_back_from_stablehlo() -> None:
+    """The global view with manual computations, in StableHLO: run by XLA, and read again."""
+    body, ins, outs, shapes = collectives()
+    programs: list[tuple[Any, list[np.ndarray], Any]] = [
+        (sharded(body, ins, outs), drawn(shapes), None)
+    ]
+    mesh = jax.make_mesh((2, 4), ("x", "y"), (AxisType.Auto,) * 2)
+    for body in (mapped, nested):
+        f = jax.shard_map(
+            body, mesh=mesh, in_specs=(P(), COLUMNS, P("y")), out_specs=FREE[body][0],
+            axis_names={"y"},
+        )  # fmt: skip
+        programs.append((f, drawn(((8, 4), (4, 8), (8, 4))), (P("x"), None, None)))
+    texts = [
+        shardir.to_stablehlo(shardir.from_jax(f, *args, in_shardings=layouts).original)
+        for f, args, layouts in programs
+    ]
+    answers = xla.run([xla.Request(t, a) for t, (_, a, _) in zip(texts, programs, strict=True)])
+    for text, answer, (f, args, _) in zip(texts, answers, programs, strict=True):
+        assert "sdy.manual_computation" in text and not answer.error, answer.error
+        again = run(shardir.from_stablehlo(text).original, "main", args)
+        for want, *got in zip(jax.jit(f)(*args), answer.results, again, strict=True):
+            for values in got:
+                np.testing.assert_allclose(values, want, rtol=2e-5, atol=2e-5)

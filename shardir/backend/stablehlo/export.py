@@ -16,6 +16,7 @@ from xdsl.dialects.builtin import ModuleOp
 from xdsl.dialects.func import CallOp, FuncOp, ReturnOp
 from xdsl.ir import Attribute, Block, Operation, SSAValue
 
+from shardir.algebra.layout import Layout
 from shardir.algebra.mesh import Mesh
 from shardir.algebra.sdy import mesh_to_sdy, to_sdy
 from shardir.analysis.loops import execution_order
@@ -28,6 +29,7 @@ from shardir.backend.stablehlo.traced import TracedArray, Untraceable
 from shardir.backend.stablehlo.writer import HloWriter, ValueNames, WrittenValue
 from shardir.diagnostics import Failure, ShardirError
 from shardir.dialects import dist, nn, train
+from shardir.dialects.blocks import of_kind, ops_of
 from shardir.dialects.dist.manual import ManualOp
 from shardir.dialects.nn.base import Composite, TensorOp, decomposes
 from shardir.dialects.nn.elementwise import Elementwise
@@ -37,7 +39,8 @@ from shardir.interpret.evaluator import is_local_function
 from shardir.rewriting.composites import adopt_unknown, decompose
 from shardir.rewriting.copying import copied
 from shardir.rewriting.functions import is_public
-from shardir.rewriting.rewriter import Rewriter
+from shardir.rewriting.lowering import split_function
+from shardir.rewriting.rewriter import Rewriter, erase
 
 MANUAL = 'mhlo.sharding = "{manual}"'
 """The attribute of an argument or a result that is one partition's own."""
@@ -86,12 +89,16 @@ class FunctionExport:
         self.mesh: Mesh | None = next(
             (self.meshes[l.mesh] for v in _values(f) if (l := dist.layout_of(v)) is not None), None
         )
+        if self.mesh is None and (bodies := of_kind(ops_of(f.body.block), ManualOp)):
+            self.mesh = bodies[0].mesh
         self.writer = HloWriter()
         self.place = (
             PartitionPlace(self.writer, self.meshes, self.mesh)
             if self.is_local and self.mesh is not None else DevicePlace(self.writer)
         )  # fmt: skip
         self.refusals: list[tuple[Operation, str]] = []
+        self.manuals = 0
+        """The number of manual computations so far."""
 
     # ---- the module ----
 
@@ -262,7 +269,7 @@ class FunctionExport:
         if isinstance(op, nn.CustomOp) and op.custom.evaluate is None:
             raise Untraceable("it has no evaluation in numpy; register_custom_op(evaluate=...)")
         if isinstance(op, ManualOp):
-            raise Untraceable("a program of each device; write the local view, after lower-to-spmd")
+            return
         among = isinstance(self.place, PartitionPlace) and (
             isinstance(op, dist.RingProductOp)
             or (isinstance(op, dist.CollectiveOp) and op.record.name in COLLECTIVES)
@@ -283,6 +290,8 @@ class FunctionExport:
             run, results = self.place.run, self.run(callee.body.block, operands)
             self.place.run = run
             return results
+        if isinstance(op, ManualOp):
+            return self._manual(op, operands)
         if isinstance(self.place, PartitionPlace):
             if isinstance(op, dist.CollectiveOp):
                 return self._collective(self.place, op, operands)
@@ -290,6 +299,53 @@ class FunctionExport:
                 return ring_product(self.place, op, *operands)
         assert isinstance(op, TensorOp)
         return self.tensor_op(op, operands)
+
+    def _manual(self, op: ManualOp, operands: Sequence[TracedArray]) -> list[TracedArray]:
+        """Write a manual computation over all axes of the mesh: its body among partitions."""
+        mesh = self.mesh
+        assert mesh is not None
+        f = split_function(op, mesh)
+        self.module.body.block.add_op(f)  # its ops find the mesh
+        try:
+            part = FunctionExport(self.module, f)
+            assert isinstance(part.place, PartitionPlace)
+            part.place.channels = self.place.channels
+            arguments = [part._argument(v) for v in f.body.block.args]
+            results = [x.value for x in part.run(f.body.block, arguments)]
+            self.place.channels = part.place.channels
+        finally:
+            erase(f)
+        self.refusals += part.refusals
+        if part.refusals:
+            raise Untraceable("its body has such ops")
+        self.manuals += 1
+        names = ValueNames(f"manual{self.manuals}_")
+        heads = ", ".join(
+            f"{names.of(a.value)}: {a.value.type}" for a in arguments if a is not None
+        )
+        lines = part.writer.lines(names, results, "      ")
+        returned = ", ".join(names.of(v) for v in results)
+        inputs, outputs = (
+            ", ".join(
+                to_sdy(Layout(mesh.name, cuts), mesh).removeprefix("#sdy.sharding") for cuts in side
+            )
+            for side in op.cuts
+        )
+        axes = ", ".join(f'"{name}"' for name, _ in mesh.axes)
+        body = "\n".join([
+            f") in_shardings=[{inputs}] out_shardings=[{outputs}] manual_axes={{{axes}}} "
+            f"({heads}) {{",
+            *lines,
+            f"      sdy.return {returned} : {', '.join(v.type for v in results)}",
+            "    }",
+        ])  # fmt: skip
+        types = [(unsharded_type(v).get_shape(), element_of(v.type)) for v in op.results]
+        values = self.writer.results(
+            "sdy.manual_computation", [x.value for x in operands], types, "(", body
+        )
+        if not operands:
+            self.writer.ops[-1].types = f"() -> {self.writer.ops[-1].types}"
+        return [TracedArray(self.writer, v) for v in values]
 
     def _collective(
         self, place: PartitionPlace, op: dist.CollectiveOp, operands: Sequence[TracedArray]

@@ -24,6 +24,8 @@ class DevicePlace:
     op's definition in numpy gets as its device."""
 
     run = 0
+    channels = 0
+    """The number of channels so far."""
 
     def __init__(self, writer: HloWriter):
         self.writer = writer
@@ -74,7 +76,6 @@ class PartitionPlace(DevicePlace):
         placed: dict[SSAValue, tuple[Layout | None, Shape]] = {}
         self.ranks = [RankView(meshes, r, placed) for r in range(mesh.size)]
         self._partition: WrittenValue | None = None
-        self._channels = 0
 
     @property
     def partition(self) -> TracedArray:
@@ -120,8 +121,8 @@ class PartitionPlace(DevicePlace):
     # ---- groups ----
 
     def new_channel(self) -> int:
-        self._channels += 1
-        return self._channels
+        self.channels += 1
+        return self.channels
 
     def groups(self, axes: Axes) -> str:
         """The text of the groups of partitions that differ along some axes."""

@@ -114,21 +114,26 @@ class HloWriter:
 
 
 class ValueNames:
-    """The names of the values of a function: those that they would like, else numbers."""
+    """The names of the values of a function: those that they would like, else numbers.
 
-    def __init__(self) -> None:
+    Args:
+        prefix: of all names, which those of a body around them do not have.
+    """
+
+    def __init__(self, prefix: str = "") -> None:
+        self._prefix = prefix
         self._of: dict[WrittenValue, str] = {}
         self._used: set[str] = set()
         self._count = 0
 
     def of(self, v: WrittenValue) -> str:
         if v not in self._of:
-            self._of[v] = f"%{self._new(v.hint)}"
+            self._of[v] = f"%{self._prefix}{self._new(v.hint)}"
         return self._of[v]
 
     def of_several(self, values: Sequence[WrittenValue]) -> str:
         """Name the results of one op; return the text before its `=`."""
-        first = self._new(values[0].hint)
+        first = f"{self._prefix}{self._new(values[0].hint)}"
         self._of |= {v: f"%{first}#{i}" for i, v in enumerate(values)}
         return f"%{first}:{len(values)}"
 

@@ -69,6 +69,11 @@ class ManualOp(TensorOp):
         return f
 
     @property
+    def mesh(self) -> Mesh:
+        """The mesh of the function's types."""
+        return self._mesh_of(self.function)
+
+    @property
     def cuts(self) -> tuple[list[tuple[Axes, ...]], list[tuple[Axes, ...]]]:
         """The axes of each dimension of each operand, and of each result."""
         assert self.strategy is not None
