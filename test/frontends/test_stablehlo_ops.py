@@ -16,6 +16,7 @@ from support.stablehlo_data import imported, outcomes, stored, table
 
 import shardir
 from shardir.frontends.stablehlo.complexes import as_parts
+from shardir.frontends.stablehlo.ops import triangular
 from shardir.interpret.evaluator import run
 
 KINDS = {
@@ -256,7 +257,9 @@ func.func @main(%a: tensor<2x4x4xf64>, %b: tensor<2x4x3xf64>, %c: tensor<2x3x4xf
 """
 
 
-def test_triangular_systems() -> None:
+@pytest.mark.parametrize("block", [64, 3])
+def test_triangular_systems(block: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(triangular, "BLOCK", block)
     rng = np.random.default_rng(3)
     a, b, c = (rng.normal(size=s) for s in ((2, 4, 4), (2, 4, 3), (2, 3, 4)))
     a = a @ a.swapaxes(1, 2) + np.eye(4)

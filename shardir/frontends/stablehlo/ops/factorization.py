@@ -4,7 +4,7 @@ solves systems, inverts matrices, and draws orthogonal ones on a CPU; and approx
 from math import inf
 
 from shardir.build import Value, nn
-from shardir.frontends.stablehlo.ops.triangular import check_rows, column_of, transposed
+from shardir.frontends.stablehlo.ops.triangular import BLOCK, check_rows, column_of, transposed
 from shardir.frontends.stablehlo.translation import HloEntry, OpTranslation
 
 
@@ -12,7 +12,7 @@ def _getrf(t: OpTranslation, a: Value) -> tuple[Value, Value, Value]:
     """P A = L U in one matrix, whose diagonal is that of U; the row that each step swaps with its
     own, from 1; and 0, as of a matrix that has a factorization, or the first pivot that is 0."""
     *batch, rows, columns = a.shape
-    check_rows(t, min(rows, columns))
+    check_rows(t, min(rows, columns), BLOCK)
     axis, shape = len(batch), tuple(batch)
     ids = t.iota((rows, 1), 0)
     pivots: list[Value] = []
@@ -57,7 +57,7 @@ def _geqrf(t: OpTranslation, a: Value) -> tuple[Value, Value]:
     element is 1; and each tau, 0 where a column needs none."""
     *batch, rows, columns = a.shape
     count, axis, shape = min(rows, columns), len(batch), tuple(batch)
-    check_rows(t, count)
+    check_rows(t, count, BLOCK)
     taus: list[Value] = []
     for k in range(count):
         left = rows - k
@@ -102,7 +102,7 @@ def _reflected(t: OpTranslation, x: Value, v: Value, tau: Value) -> Value:
 def _orgqr(t: OpTranslation, a: Value, taus: Value) -> Value:
     """The first columns of the product of reflections, the last of which is applied first."""
     *batch, rows, columns = a.shape
-    check_rows(t, columns)
+    check_rows(t, columns, BLOCK)
     axis, shape = len(batch), tuple(batch)
     is_diagonal = nn.compare(t.iota((rows, 1), 0), t.iota((columns,), 0), how="eq")
     q = t.spread(is_diagonal.to(a.dtype), a.shape)
