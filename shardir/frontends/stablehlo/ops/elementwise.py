@@ -326,7 +326,7 @@ def _is_small(t: OpTranslation, x: Value) -> bool:
     return bounds is not None and 0 <= bounds[0] <= bounds[1] < 2**53
 
 
-def _bits(x: Value, element: str) -> Value:
+def bits_of(x: Value, element: str) -> Value:
     """Return the bits of numbers as unsigned integers, those of 64 bits in i64."""
     if element in ("f64", "i64", "ui64"):
         return nn.bitcast(x, dtype="i64") if element == "f64" else x
@@ -335,7 +335,7 @@ def _bits(x: Value, element: str) -> Value:
     return wrap(x, f"ui{WIDTHS[element]}") if WIDTHS[element] < 32 else wrap(x.to("i64"), "ui32")
 
 
-def _of_bits(x: Value, element: str) -> Value:
+def of_bits(x: Value, element: str) -> Value:
     """Return the numbers of an element type that have these bits."""
     if element in ("f64", "i64", "ui64"):
         return nn.bitcast(x, dtype="f64") if element == "f64" else x
@@ -354,26 +354,26 @@ def _bitcast(t: OpTranslation, x: Value) -> Value:
     x = x if len(x.shape) == len(t.type(0).shape) else t.spread(x, t.type(0).shape)
     before, after = WIDTHS[source], WIDTHS[target]
     if before == after:
-        return _of_bits(_bits(x, source), target)
-    bits = _bits(x, source)
+        return of_bits(bits_of(x, source), target)
+    bits = bits_of(x, source)
     if before > after:
         parts = [
             shifted_right(bits.to("i64"), k, 64) if k else bits for k in range(0, before, after)
         ]
         parts = [nn.and_(p.to("i64"), 2**after - 1) for p in parts]
-        return _of_bits(nn.stack(*parts, axis=len(x.shape)), target)
+        return of_bits(nn.stack(*parts, axis=len(x.shape)), target)
     last, out = len(x.shape) - 1, None
     for k in range(after // before):
         part = t.reshape(t.part(bits, last, k, 1), x.shape[:-1]).to("i64")
         part = nn.shift_left(part, k * before) if k else part
         out = part if out is None else nn.or_(out, part)
     assert out is not None
-    return _of_bits(out, target)
+    return of_bits(out, target)
 
 
 def _population_count(t: OpTranslation, x: Value) -> Value:
     """Sums of neighbouring fields of bits: of 2, 4, 8, ... bits."""
-    return _convert_count(t, _count_bits(_bits(x, t.element).to("i64"), WIDTHS[t.element]))
+    return _convert_count(t, _count_bits(bits_of(x, t.element).to("i64"), WIDTHS[t.element]))
 
 
 def _convert_count(t: OpTranslation, count: Value) -> Value:
@@ -393,7 +393,7 @@ def _count_bits(bits: Value, width: int) -> Value:
 def _leading_zeros(t: OpTranslation, x: Value) -> Value:
     """The bits above the first one: those that are 0 when all below it are set."""
     width = WIDTHS[t.element]
-    bits, size = _bits(x, t.element).to("i64"), 1
+    bits, size = bits_of(x, t.element).to("i64"), 1
     while size < width:
         bits = nn.or_(bits, shifted_right(bits, size, 64))
         size *= 2
@@ -411,7 +411,7 @@ def _reduce_precision(t: OpTranslation, x: Value) -> Value:
     to_exponent, to_mantissa = t["exponent_bits"], t["mantissa_bits"]
     if (exponent, mantissa, to_exponent, to_mantissa) == (8, 23, 8, 7):
         return x.to("bf16").to(t.dtype)
-    bits = before = _bits(x, t.element).to("i64")
+    bits = before = bits_of(x, t.element).to("i64")
     if (dropped := mantissa - to_mantissa) > 0:
         last = nn.and_(nn.shift_right(bits, dropped), 1)
         bits = nn.and_(nn.add(nn.add(bits, last), 2 ** (dropped - 1) - 1), -(2**dropped))
@@ -423,7 +423,7 @@ def _reduce_precision(t: OpTranslation, x: Value) -> Value:
         is_high = nn.compare(field, bias + span, how="gt")
         bits = nn.select(is_high, nn.or_(sign, all_ones << mantissa), bits)
         bits = nn.select(nn.compare(field, bias - span, how="le"), sign, bits)
-    return x if bits is before else nn.select(nn.isnan(x), x, _of_bits(bits, t.element))
+    return x if bits is before else nn.select(nn.isnan(x), x, of_bits(bits, t.element))
 
 
 def _sign(t: OpTranslation, x: Value) -> Value:

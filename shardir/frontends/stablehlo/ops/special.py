@@ -5,9 +5,9 @@ import math
 from functools import partial
 
 from shardir.build import Value, nn
-from shardir.frontends.stablehlo.ops.elementwise import in_f32
+from shardir.frontends.stablehlo.ops.elementwise import bits_of, in_f32, of_bits
 from shardir.frontends.stablehlo.translation import HloEntry, OpTranslation
-from shardir.frontends.stablehlo.types import BITS
+from shardir.frontends.stablehlo.types import WIDTHS
 
 # ---- gamma: the sum of Lanczos (1964) for g = 7, with the coefficients of Godfrey (2001) ----
 
@@ -164,19 +164,15 @@ def _polynomial(w: Value, is_small: Value) -> Value:
 
 
 def _next_after(t: OpTranslation, x: Value, y: Value) -> Value:
-    """The float after x on the way to y: the bits are those of integers, from 0 to both sides."""
-    if t.element not in ("f32", "f64"):
-        t.refuse(f"the next float of {t.element}; use f32 or f64")
-    kind = "i64" if t.element == "f64" else "i32"
-    bits = nn.bitcast(x, dtype=kind)
-    is_zero = nn.compare(x, 0.0, how="eq")
-    is_up = nn.compare(x, y, how="lt")
+    """The float after x on the way to y. The bits of floats without their sign are integers in
+    order."""
+    bits, is_up = bits_of(x, t.element), nn.compare(x, y, how="lt")
+    one = t.constant(1, bits.dtype)
     is_away = nn.select(nn.compare(x, 0.0, how="gt"), is_up, nn.not_(is_up))
-    one = t.constant(1, kind)
-    out = nn.add(bits, nn.select(is_away, one, t.constant(-1, kind)))
-    sign = t.constant(-(2 ** (BITS[kind] - 1)), kind)
-    out = nn.select(is_zero, nn.select(is_up, one, nn.or_(sign, one)), out)
-    out = nn.bitcast(out, dtype=t.dtype)
+    out = nn.add(bits, nn.select(is_away, one, t.constant(-1, bits.dtype)))
+    sign = -(2**63) if t.element == "f64" else 2 ** (WIDTHS[t.element] - 1)
+    least = nn.select(is_up, one, t.constant(sign + 1, bits.dtype))
+    out = of_bits(nn.select(nn.compare(x, 0.0, how="eq"), least, out), t.element)
     out = nn.select(nn.compare(x, y, how="eq"), y, out)
     return nn.select(nn.or_(nn.isnan(x), nn.isnan(y)), nn.add(x, y), out)
 
