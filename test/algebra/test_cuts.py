@@ -5,8 +5,6 @@ from itertools import combinations
 from math import inf
 
 import numpy as np
-from scipy.sparse import csr_matrix
-from scipy.sparse.csgraph import maximum_flow
 from support.extent import extent
 
 from shardir.algebra.cuts import minimum_cut
@@ -36,6 +34,9 @@ def test_it_is_the_smallest_of_all_cuts() -> None:
 
 
 def test_it_is_as_large_as_the_maximum_flow() -> None:
+    from scipy.sparse import csr_matrix
+    from scipy.sparse.csgraph import maximum_flow
+
     chance = random.Random(1)
     for _ in range(extent(3, 60)):
         edges = _random_edges(chance, 80, 400)

@@ -12,11 +12,9 @@ from contextlib import chdir
 from importlib import import_module
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
-from axe_playwright_python.sync_playwright import Axe
-from playwright.sync_api import Browser, BrowserContext, Page
 from support.browser import started_browser
 from support.extent import long_form
 from support.runlines import run_tool
@@ -24,6 +22,9 @@ from support.runlines import run_tool
 import shardir
 from shardir.diagnostics import ShardirError
 from shardir.reports.measured import read_trace
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, BrowserContext, Page
 
 EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
 
@@ -56,7 +57,7 @@ def seconds(text: str) -> float:
 
 
 @pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
+def browser() -> Iterator["Browser"]:
     with started_browser() as found:
         yield found
 
@@ -87,7 +88,7 @@ def record(folder: Path) -> dict[str, Any]:
 class Opened:
     """A page in the browser; it makes no request and has no error."""
 
-    def __init__(self, page: Page, path: Path):
+    def __init__(self, page: "Page", path: Path):
         self.page, self.faults = page, list[str]()
         page.on("pageerror", lambda error: self.faults.append(str(error)))
         page.on("console", lambda message: self.faults.append(message.text))
@@ -101,9 +102,9 @@ class Opened:
 
 
 @pytest.fixture
-def opened(browser: Browser) -> Iterator[Callable[..., Opened]]:
+def opened(browser: "Browser") -> Iterator[Callable[..., Opened]]:
     """Returns a function that opens a page, in a context of its own."""
-    contexts = list[tuple[BrowserContext, Path, Opened]]()
+    contexts = list[tuple["BrowserContext", Path, Opened]]()
 
     def open_page(path: Path, scheme: Any = "light", width: int = 1360) -> Opened:
         size: Any = {"width": width, "height": 900}
@@ -118,15 +119,17 @@ def opened(browser: Browser) -> Iterator[Callable[..., Opened]]:
         context.close()
 
 
-def keep(page: Page, name: str) -> None:
+def keep(page: "Page", name: str) -> None:
     """Keep a picture of a page, where the environment asks for it."""
     if folder := os.environ.get("SHARDIR_SCREENSHOTS"):
         Path(folder).mkdir(parents=True, exist_ok=True)
         page.screenshot(path=Path(folder) / f"{name}.png", full_page=True)
 
 
-def check_accessible(page: Page) -> None:
+def check_accessible(page: "Page") -> None:
     """Check that axe finds no serious fault."""
+    from axe_playwright_python.sync_playwright import Axe
+
     options = {"runOnly": ["wcag2a", "wcag2aa"], "resultTypes": ["violations"]}
     found = Axe().run(page, options=options).response["violations"]
     serious = [v for v in found if v["impact"] in ("serious", "critical")]

@@ -33,9 +33,6 @@ from shardir.search.recompute.offloads import LinkEvent, exposed
 from shardir.search.recompute.repetition_bound import bound_within
 from shardir.search.recompute.repetition_choice import choose
 from shardir.search.recompute.repetitions import Simulator, saved_values
-from shardir.tools import bench
-
-optimum = bench.load("recompute_milp").optimum
 
 CLUSTER = (
     "dist.cluster @c <levels [node = 1 {{bandwidth = 1e+9, latency = 1e-18}}], memory = 100000000 "

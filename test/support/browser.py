@@ -4,9 +4,12 @@ import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 import pytest
-from playwright.sync_api import Browser, sync_playwright
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
 
@@ -22,11 +25,13 @@ def chromium_path() -> str | None:
 
 
 @contextmanager
-def started_browser() -> Iterator[Browser]:
+def started_browser() -> Iterator["Browser"]:
     """Start a browser for the block; skip the test without one."""
     path = chromium_path()
     if path is None:
         pytest.skip("no browser: install chromium (apt-get install chromium), or set CHROMIUM=PATH")
+    from playwright.sync_api import sync_playwright
+
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=path, args=ARGUMENTS)
         yield browser

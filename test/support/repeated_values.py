@@ -18,7 +18,7 @@ from shardir.search.recompute.repetitions import Simulator
 from shardir.tools import bench
 
 laws = bench.load("laws")
-random_step, optimum = bench.load("random_steps").random_step, bench.load("recompute_milp").optimum
+random_step = bench.load("random_steps").random_step
 
 
 LOWERED = (
@@ -84,7 +84,7 @@ def assert_within_its_gap(simulator: Simulator) -> None:
     fewest = choose(simulator, 0, starts, blocks.groups()).found.peak
     limit = (fewest + simulator.run(()).peak) // 2
     found = choose(simulator, limit, starts, blocks.groups())
-    best = optimum(simulator, limit, 60)
+    best = bench.load("recompute_milp").optimum(simulator, limit, 60)
     assert best.groups is not None and best.bound == pytest.approx(best.seconds)
     again = simulator.run(best.groups)
     assert again.peak <= limit and again.seconds == pytest.approx(best.seconds)

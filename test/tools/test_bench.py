@@ -130,9 +130,10 @@ def test_an_error_of_a_benchmark_is_one_line(
     assert capsys.readouterr().err == "error: expected rounds, got none\n"
 
 
-LONG = ("arena", "auto", "cost-model", "decode", "gpu-step", "launch", "pipeline-step", "recompute",
-        "simulator", "stablehlo", "zero", "zoo")  # fmt: skip
-"""The benchmarks whose smoke forms take longest, 1.5 to 5 CPU seconds: CI runs them too."""
+LONG = ("arena", "auto", "checkpoint", "cost-model", "decode", "gpu-step", "launch", "loop",
+        "overlap", "pipeline-step", "recompute", "redistribution", "simulator", "stablehlo", "step",
+        "zero", "zoo")  # fmt: skip
+"""The benchmarks whose smoke forms take longest, 1 to 5 CPU seconds: CI runs them too."""
 
 
 @pytest.mark.parametrize("name", [n for n in bench.names() if n not in extent(LONG, ())])
