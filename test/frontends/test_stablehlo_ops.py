@@ -321,6 +321,25 @@ def test_integer_convolutions_wrap() -> None:
                 np.testing.assert_array_equal(got.astype(result), expected, element)
 
 
+def test_products_of_booleans() -> None:
+    """Whether any product is true, or how many are."""
+    import jax
+
+    def dot(x: Any, y: Any) -> Any:
+        return x @ y, jax.numpy.matmul(x, y, preferred_element_type=np.int32)
+
+    def conv(x: Any, w: Any) -> Any:
+        return (jax.lax.conv_general_dilated(x, w, (1, 2), "SAME"),)
+
+    rng = np.random.default_rng(0)
+    for f, shapes in ((dot, ((4, 6), (6, 5))), (conv, ((1, 2, 5, 5), (3, 2, 3, 3)))):
+        x, y = (rng.random(shape) > 0.6 for shape in shapes)
+        results = values_of(jax.jit(f).lower(x, y).as_text(), x, y)
+        for got, expected in zip(results, jax.jit(f)(x, y), strict=True):
+            np.testing.assert_array_equal(got, np.asarray(expected))
+            assert got.dtype == expected.dtype
+
+
 def test_random_bits_are_those_of_xla() -> None:
     import jax
 

@@ -25,8 +25,19 @@ def _dot_general(t: OpTranslation, x: Value, y: Value) -> Value:
                 names[d] = next(letters)
                 free[side] += names[d]
     equation = f"{''.join(left)},{''.join(right)}->{batch}{''.join(free)}"
-    x, y = (v if v.dtype == t.dtype else v.to(t.dtype) for v in (x, y))
-    return wrap(nn.einsum(x, y, equation=equation), t.element)
+    return of_products(t, nn.einsum(*factors(t, x, y), equation=equation))
+
+
+def factors(t: OpTranslation, *xs: Value) -> list[Value]:
+    """Return the operands of a product in the type in which products are added: booleans as
+    integers."""
+    dtype = "i32" if t.dtype == "i1" else t.dtype
+    return [x if x.dtype == dtype else x.to(dtype) for x in xs]
+
+
+def of_products(t: OpTranslation, total: Value) -> Value:
+    """Return a sum of products in the type of the result: whether one is true, of booleans."""
+    return nn.compare(total, 0, how="ne") if t.element == "i1" else wrap(total, t.element)
 
 
 TABLE: dict[str, HloEntry] = {"stablehlo.dot_general": _dot_general}

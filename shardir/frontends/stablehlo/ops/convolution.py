@@ -1,9 +1,9 @@
 """Convolutions in any order of dimensions, with dilation, groups and reversed kernels."""
 
 from shardir.build import Value, nn
+from shardir.frontends.stablehlo.ops.contraction import factors, of_products
 from shardir.frontends.stablehlo.ops.shape import pad
 from shardir.frontends.stablehlo.translation import HloEntry, OpTranslation
-from shardir.frontends.stablehlo.types import wrap
 
 
 def _convolution(t: OpTranslation, x: Value, w: Value) -> Value:
@@ -20,7 +20,7 @@ def _convolution(t: OpTranslation, x: Value, w: Value) -> Value:
     spatial = len(x.shape) - 2
     if not spatial:
         t.refuse("a convolution without spatial dimensions")
-    x, w = (v if v.dtype == t.dtype else v.to(t.dtype) for v in (x, w))
+    x, w = factors(t, x, w)
     reversed_dims = t["window_reversal"] or ()
     flipped = tuple(2 + i for i, is_reversed in enumerate(reversed_dims) if is_reversed)
     if flipped:
@@ -51,7 +51,7 @@ def _convolution(t: OpTranslation, x: Value, w: Value) -> Value:
         d["output_feature_dimension"],
         *d["output_spatial_dimensions"],
     ]
-    return t.transpose(wrap(out, t.element), [order.index(e) for e in range(len(order))])
+    return t.transpose(of_products(t, out), [order.index(e) for e in range(len(order))])
 
 
 def _batch_to_groups(t: OpTranslation, x: Value, groups: int) -> Value:
