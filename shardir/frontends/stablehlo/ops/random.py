@@ -37,7 +37,9 @@ def _halves(x: Value) -> tuple[Value, Value]:
 def _rng_bit_generator(t: OpTranslation, state: Value) -> tuple[Value, Value]:
     algorithm, result = str(t["rng_algorithm"]), t.op.results[1].type
     if "THREE_FRY" not in algorithm or state.shape != (2,):
-        t.refuse(f"random bits by {algorithm}, which XLA defines; use jax.random.key(seed), or THREE_FRY")
+        t.refuse(
+            f"random bits by {algorithm}, which XLA defines; use jax.random.key(seed), or THREE_FRY"
+        )
     key, counter = (t.reshape(t.part(state, 0, k, 1), ()) for k in (0, 1))
     shape, width = result.shape or (1,), WIDTHS[result.element]
     dim = next((d for d, n in enumerate(shape) if n % 2 == 0), shape.index(max(shape)))
