@@ -237,6 +237,23 @@ def test_partitions_equal_one_device():
     assert not wrong, "\n".join(wrong)
 
 
+# ---- names ----
+
+
+def test_values_may_have_the_names_of_regions():
+    """XLA refuses a name that occurs twice, also in a region."""
+    one = "tensor<4xf32>"
+    module = shardir.parse(
+        f"func.func @f(%lhs: {one}, %_lhs: {one}) -> ({one}, {one}) {{\n"
+        "  %both = nn.cumsum %lhs axis 0\n  %before, %i = nn.sort %_lhs axis 0\n"
+        "  func.return %both, %before\n}"
+    )
+    x = np.array([3, 1, 2, 0], np.float32)
+    (answer,) = xla.run([xla.Request(shardir.to_stablehlo(module), [x, x])])
+    assert not answer.error, answer.error
+    np.testing.assert_array_equal(answer.results, [np.cumsum(x), np.sort(x)])
+
+
 # ---- the global view, by XLA's partitioner ----
 
 BLOCK = (EXAMPLES / "transformer_block.ir").read_text()

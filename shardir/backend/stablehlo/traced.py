@@ -345,10 +345,11 @@ def generic(
 
     Args:
         properties: their text.
-        region: the text of its region.
+        region: the text of its region. Its names begin with `_` in the module, as those of other
+            values do not.
     """
     text = ", ".join(f"{k} = {v}" if v else k for k, v in properties.items())
-    body = f" ({{\n{region}\n    }})" if region else ""
+    body = f" ({{\n{region.replace('%', '%_')}\n    }})" if region else ""
     values = x.writer.results(
         f'"stablehlo.{name}"', [o.value for o in operands], types, before="(",
         after=f") <{{{text}}}>{body}",

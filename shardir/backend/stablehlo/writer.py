@@ -114,7 +114,8 @@ class HloWriter:
 
 
 class ValueNames:
-    """The names of the values of a function: those that they would like, else numbers.
+    """The names of the values of a function: those that they would like, else numbers. None begins
+    with `_`: such names are those of regions.
 
     Args:
         prefix: of all names, which those of a body around them do not have.
@@ -138,7 +139,8 @@ class ValueNames:
         return f"%{first}:{len(values)}"
 
     def _new(self, hint: str | None) -> str:
-        if hint is None or hint.isdecimal():
+        hint = (hint or "").lstrip("_")
+        if not hint or hint.isdecimal():
             self._count += 1
             return str(self._count - 1)
         name, k = hint, 0
