@@ -123,6 +123,8 @@ OTHER_TOOLS = (
     "make",
     "torchrun",
     "xdsl-opt",
+    "iree-compile",
+    "sed",
     "python",
     "git",
     "cd",
