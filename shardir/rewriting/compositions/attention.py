@@ -9,135 +9,36 @@ not matter where they stand. Names tell which dimensions of all values are the s
     out    = einsum "bhtgs,bshe->bthge" %p, %v
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf
 
-from xdsl.dialects.builtin import Float32Type, Float64Type
-from xdsl.ir import SSAValue
+import numpy as np
+from xdsl.dialects.builtin import BFloat16Type, Float16Type, Float32Type, Float64Type, f32
+from xdsl.ir import Attribute, Operation, SSAValue
 
 from shardir.dialects import nn
+from shardir.dialects.nn.creation import dense_values
 from shardir.dialects.nn.elementary import splat
-from shardir.dialects.nn.properties import axis_of, dims_of
+from shardir.dialects.nn.properties import axis_of
 from shardir.dialects.nn.types import unsharded_type
+from shardir.rewriting.compositions.conditions import Condition, leave_a_key
 from shardir.rewriting.compositions.matching import is_annotated
+from shardir.rewriting.compositions.named import (
+    ONE,
+    Factor,
+    NamedValue,
+    are_same,
+    contraction,
+    letters_of,
+    shape_of,
+)
 
-NOTHING = -1e9
+NOTHING, NOTHING_IN_F16 = -1e9, -6e4
 """A masked score is at most this: its weight is 0."""
 
-CAUSAL = {("ge", True), ("lt", False)}
-"""How the index of a query compares with that of a key, and whether their score stays."""
-
-MIRRORED = {"ge": "le", "le": "ge", "gt": "lt", "lt": "gt"}
-
-
-def letters_of(v: SSAValue) -> tuple[str, str, str]:
-    """Return the letters of an einsum: of both operands, and of the result."""
-    op = v.owner
-    assert isinstance(op, nn.EinsumOp)
-    operands, out = op.equation.data.split("->")
-    left, right = operands.split(",")
-    return left, right, out
-
-
-def shape_of(v: SSAValue) -> tuple[int, ...]:
-    return unsharded_type(v).get_shape()
-
-
-@dataclass(frozen=True)
-class NamedValue:
-    """A value, and the name of each of its dimensions; "" for those of size 1."""
-
-    value: SSAValue
-    names: tuple[str, ...]
-
-    @staticmethod
-    def of(value: SSAValue, names: Sequence[str]) -> "NamedValue":
-        sizes = shape_of(value)
-        return NamedValue(
-            value, tuple(n if s != 1 else "" for n, s in zip(names, sizes, strict=True))
-        )
-
-    @property
-    def sizes(self) -> dict[str, int]:
-        return {n: s for n, s in zip(self.names, shape_of(self.value), strict=True) if n}
-
-    def is_proper(self) -> bool:
-        """Whether no two dimensions have one name, as in a diagonal."""
-        return len(self.sizes) == len([n for n in self.names if n])
-
-    def operand(self, x: SSAValue) -> "NamedValue":
-        """An operand of the elementwise op that has this result."""
-        return NamedValue.of(x, self.names[len(self.names) - len(shape_of(x)) :])
-
-    def before_move(self) -> "NamedValue | None":
-        """The operand of a transpose, or of a reshape that inserts or removes dimensions of size
-        1."""
-        op = self.value.owner
-        if is_annotated(self.value):
-            return None
-        if isinstance(op, nn.TransposeOp):
-            perm = dims_of(op.properties, "perm", len(self.names))
-            return NamedValue(op.x, tuple(self.names[perm.index(d)] for d in range(len(perm))))
-        return self._before_reshape(self.sizes)
-
-    def before_split(self, first: str, second: str) -> "NamedValue | None":
-        """The operand of a reshape that makes two neighbours of one dimension, now `first`."""
-        names, sizes = [*self.sizes], self.sizes
-        if second not in names or names[names.index(second) - 1 : names.index(second)] != [first]:
-            return None
-        sizes[first] *= sizes.pop(second)
-        return None if is_annotated(self.value) else self._before_reshape(sizes)
-
-    def _before_reshape(self, sizes: dict[str, int]) -> "NamedValue | None":
-        """The operand of a reshape, if its dimensions have these sizes, and others 1."""
-        op = self.value.owner
-        if not isinstance(op, nn.ReshapeOp):
-            return None
-        shape, names = shape_of(op.x), iter(sizes)
-        if [n for n in shape if n != 1] != [*sizes.values()]:
-            return None
-        return NamedValue(op.x, tuple(next(names) if n != 1 else "" for n in shape))
-
-    def before_repeat(self) -> "tuple[NamedValue, str] | None":
-        """The operand of a reshape of a broadcast that repeats each element along a dimension, and
-        the name of this dimension."""
-        op = self.value.owner
-        if not isinstance(op, nn.ReshapeOp) or any(map(is_annotated, (self.value, op.x))):
-            return None
-        if not isinstance(broadcast := op.x.owner, nn.BroadcastOp):
-            return None
-        wide = shape_of(op.x)
-        dims = dims_of(broadcast.properties, "dims", len(wide))
-        added = [d for d in range(len(wide)) if d not in dims]
-        if len(added) != 1 or not (at := added[0]) or list(dims) != sorted(dims):
-            return None
-        merged = (*wide[: at - 1], wide[at - 1] * wide[at], *wide[at + 1 :])
-        if merged != shape_of(self.value) or shape_of(broadcast.x) != wide[:at] + wide[at + 1 :]:
-            return None
-        return NamedValue.of(broadcast.x, self.names), self.names[at - 1]
-
-    def source(self) -> "NamedValue":
-        """The value of which this one has the elements, in another order."""
-        x = self
-        while (before := x.before_move()) is not None:
-            x = before
-        return x
-
-    def before_factor(self) -> "tuple[NamedValue, float] | None":
-        """The operand of a product with a number, and the number."""
-        op = self.value.owner
-        if not isinstance(op, nn.MulOp | nn.DivOp) or is_annotated(self.value):
-            return None
-        left, right = map(splat, op.operands)
-        if right:
-            x, factor = op.lhs, 1 / right if isinstance(op, nn.DivOp) else right
-        elif left and isinstance(op, nn.MulOp):
-            x, factor = op.rhs, left
-        else:
-            return None
-        before = self.operand(x)
-        return (before, factor) if before.sizes == self.sizes and abs(factor) < inf else None
+MODERATE = 64.0
+"""A score of this size loses no more than six bits of its log-sum-exp."""
 
 
 @dataclass(frozen=True)
@@ -153,13 +54,18 @@ class AttentionForm:
         column: the keys.
         inner: the dimension over which products of q and k are summed.
         outer: the dimension that v alone has.
+        conditions: those under which scores stay, without `causal`.
+        is_guarded: whether they may leave no key to a query, whose keys all have one weight then.
+        read: q, k and v, in this order, as the contractions read them: with split and repeated
+            heads.
+        masks: the conditions as the program has them.
     """
 
     q: NamedValue
     k: NamedValue
     v: NamedValue
-    mask: NamedValue | None
-    out: NamedValue
+    bias: NamedValue | None
+    out: tuple[str, ...]
     lead: tuple[str, ...]
     group: str
     heads: str
@@ -167,8 +73,17 @@ class AttentionForm:
     column: str
     inner: str
     outer: str
-    scale: float
+    scale: Factor
     causal: bool
+    conditions: tuple[Condition, ...]
+    is_guarded: bool
+    read: tuple[NamedValue, NamedValue, NamedValue]
+    masks: tuple[Condition, ...]
+
+    @property
+    def is_repeated(self) -> bool:
+        """Whether the program repeats k and v."""
+        return bool(self.heads) and not self.group
 
 
 @dataclass(frozen=True)
@@ -177,29 +92,55 @@ class Scores:
     later."""
 
     at: NamedValue
-    scale: float = 1.0
+    scale: Factor = ONE
     bias: NamedValue | None = None
-    row: str = ""
-    """The queries of a causal mask."""
+    conditions: tuple[Condition, ...] = ()
     filling: float = -inf
-    """The scores where this mask does not hold."""
+    """The scores where a condition does not hold; -inf if there is none."""
+    added: tuple[Condition, ...] = ()
+    """The conditions where numbers are added that are 0 or low."""
+    least: float = -inf
+    """The greatest of the low numbers."""
 
 
-def attention_form(root: SSAValue, side: int) -> AttentionForm | None:
-    """Return the attention that a contraction computes whose operand `side` is a softmax."""
+def _types_of(element: Attribute) -> tuple[Attribute, ...]:
+    """The element types in which the scores of an attention may be."""
+    if isinstance(element, BFloat16Type | Float16Type):
+        return element, f32
+    return (element,) if isinstance(element, Float32Type | Float64Type) else ()
+
+
+def attention_form(root: SSAValue) -> AttentionForm | None:
+    """Return the attention that a contraction computes of which an operand is a softmax."""
     op = root.owner
     assert isinstance(op, nn.EinsumOp)
-    letters = letters_of(root)
-    p, v = (NamedValue.of(op.operands[i], letters[i]) for i in (side, 1 - side))
-    softmax = p.value.owner
-    if not isinstance(softmax, nn.SoftmaxOp) or not _is_inner(p.value) or not p.is_proper():
-        return None
-    if not isinstance(unsharded_type(root).element_type, Float32Type | Float64Type):
-        return None  # JAX rounds products of narrower types elsewhere
-    column = p.names[axis_of(softmax.properties, "axis", len(p.names))]
-    for scores in _scores(Scores(NamedValue(softmax.x, p.names)), column):
-        form = _form(scores, v.source(), NamedValue.of(root, letters[2]), column)
+    element = unsharded_type(root).element_type
+    for side in (0, 1):
+        *operands, out = contraction(op, {c: c for c in letters_of(root)[side]}, "outer")
+        p = operands[side]
+        while (
+            _is_inner(p.value) and p.element in _types_of(element)
+            and (before := p.before_move()) is not None
+        ):  # fmt: skip
+            p = before
+        softmax = p.value.owner
+        if not isinstance(softmax, nn.SoftmaxOp) or not _is_inner(p.value) or not p.is_proper():
+            continue
+        column = p.names[axis_of(softmax.properties, "axis", len(p.names))]
+        form = _form_of(p, column, operands[1 - side].source(element), out.names, element)
         if form is not None:
+            return form
+    return None
+
+
+def _form_of(
+    p: NamedValue, column: str, v: NamedValue, out: Sequence[str], element: Attribute
+) -> AttentionForm | None:
+    """Return the attention with these weights."""
+    softmax = p.value.owner
+    assert isinstance(softmax, nn.SoftmaxOp)
+    for scores in _scores(Scores(NamedValue(softmax.x, p.names)), column, element):
+        if (form := _form(scores, v, tuple(out), column, p, element)) is not None:
             return form
     return None
 
@@ -211,111 +152,304 @@ def _is_inner(value: SSAValue) -> bool:
 # ---- scores ----
 
 
-def _scores(scores: Scores, column: str) -> Iterator[Scores]:
+def _scores(scores: Scores, column: str, element: Attribute) -> Iterator[Scores]:
     """Yield the ways in which a value is made of a contraction."""
-    if not _is_inner(scores.at.value):
+    if not _is_inner(scores.at.value) or scores.at.element not in _types_of(element):
         return
-    op = scores.at.value.owner
+    op, ways = scores.at.value.owner, list[Scores]()
     if isinstance(op, nn.EinsumOp):
         yield scores
     elif (before := scores.at.before_move()) is not None:
-        yield from _scores(replace(scores, at=before), column)
+        ways.append(replace(scores, at=before))
     elif (product := scores.at.before_factor()) is not None:
-        x, factor = product
-        yield from _scores(replace(scores, at=x, scale=scores.scale * factor), column)
+        scale = scores.scale.times(product[1], scores.at)
+        ways.append(replace(scores, at=product[0], scale=scale))
     elif isinstance(op, nn.SelectOp):
-        if (whole := _before_mask(scores, op, column)) is not None:
-            yield from _scores(whole, column)
-    elif isinstance(op, nn.AddOp) and scores.bias is None and scores.scale == 1.0:
+        ways += _before_mask(scores, op)
+    elif isinstance(op, nn.AddOp) and scores.scale.number == 1.0:
         for x, bias in (op.operands, tuple(reversed(op.operands))):
-            at = scores.at.operand(x)
-            if at.sizes == scores.at.sizes:
-                bias = scores.at.operand(bias).source()
-                yield from _scores(replace(scores, at=at, bias=bias), column)
+            at, bias = scores.at.operand(x), scores.at.operand(bias)
+            if at.sizes != scores.at.sizes:
+                continue
+            if (mask := _added_mask(bias)) is not None:
+                condition, low = mask
+                added, least = (*scores.added, condition), max(scores.least, low)
+                ways.append(replace(scores, at=at, added=added, least=least))
+            bias = bias.source(element)
+            if bias.element == element and scores.bias is None:
+                ways.append(replace(scores, at=at, bias=bias))
+    for way in ways:
+        yield from _scores(way, column, element)
 
 
-def _before_mask(scores: Scores, op: nn.SelectOp, column: str) -> Scores | None:
-    """The scores before a causal mask. It leaves a key to each query: the weights of scores that
-    are finite, but low, are 0."""
-    is_kept = splat(op.rhs) is not None
-    x, filling = (op.lhs, splat(op.rhs)) if is_kept else (op.rhs, splat(op.lhs))
-    at, condition = scores.at.operand(x), scores.at.operand(op.condition)
-    compare = condition.value.owner
-    if filling is None or scores.row or scores.scale <= 0 or at.sizes != scores.at.sizes:
+def _before_mask(scores: Scores, op: nn.SelectOp) -> Iterator[Scores]:
+    """Yield the scores before a mask. The weights of masked scores that are finite, but low, are 0,
+    unless no others are left."""
+    stays = splat(op.rhs) is not None
+    x, filling = (op.lhs, splat(op.rhs)) if stays else (op.rhs, splat(op.lhs))
+    at, condition = scores.at.operand(x), Condition(scores.at.operand(op.condition), stays)
+    if filling is None or scores.scale.number <= 0 or at.sizes != scores.at.sizes:
+        return
+    filling *= scores.scale.number
+    is_f16 = isinstance(scores.at.element, Float16Type)
+    if filling > (NOTHING_IN_F16 if is_f16 else NOTHING):
+        return
+    if scores.conditions and filling != scores.filling:
+        return  # queries with masked keys alone have the higher filling
+    if scores.bias is not None and filling > -inf:
+        return  # the bias is added to masked scores
+    yield replace(scores, at=at, conditions=(*scores.conditions, condition), filling=filling)
+
+
+def _added_mask(bias: NamedValue) -> tuple[Condition, float] | None:
+    """The condition where a bias is 0, and its number elsewhere, which is low."""
+    while (before := bias.before_move()) is not None:
+        bias = before
+    op = bias.value.owner
+    if not isinstance(op, nn.SelectOp):
         return None
-    if filling * scores.scale > NOTHING or not isinstance(compare, nn.CompareOp):
+    left, right = splat(op.lhs), splat(op.rhs)
+    low = left if right == 0.0 else right
+    if low is None or low > NOTHING or 0.0 not in (left, right):
         return None
-    left, right = (_counted(condition.operand(x)) for x in compare.operands)
-    how = compare.how.data
-    if left == column:
-        left, right, how = right, left, MIRRORED.get(how, "")
-    if not left or left == column or right != column or (how, is_kept) not in CAUSAL:
-        return None
-    return replace(scores, at=at, row=left, filling=filling)
-
-
-def _counted(x: NamedValue) -> str:
-    """The dimension along which a value is 0, 1, 2, ...; "" for other values."""
-    x = x.source()
-    op = x.value.owner
-    if not isinstance(op, nn.IotaOp):
-        return ""
-    return x.names[axis_of(op.properties, "dim", len(x.names))]
+    return Condition(bias.operand(op.condition), left == 0.0), low
 
 
 # ---- dimensions ----
 
 
-def _form(scores: Scores, v: NamedValue, out: NamedValue, column: str) -> AttentionForm | None:
-    sides = _sides(scores.at, column)
-    if sides is None or (scores.bias is not None and scores.filling > -inf):
-        return None  # a bias may be as low as the filling
-    q, k, inner, scale = sides
-    in_q, in_k, in_v, in_out = ({n for n in x.names if n} for x in (q, k, v, out))
-    lead = (in_q & in_k) - {inner}
+def _form(
+    scores: Scores, v: NamedValue, out: tuple[str, ...], column: str, p: NamedValue,
+    element: Attribute,
+) -> AttentionForm | None:  # fmt: skip
+    sides = _sides(scores, column, element)
+    if sides is None:
+        return None
+    q, k, scale = sides
+    read = q, k, v
+    in_q, in_k, in_v, in_out = ({n for n in x if n} for x in (q.names, k.names, v.names, out))
+    lead = (in_q & in_k) - {"inner"}
     rows, outer = in_q - in_k, in_v - lead - {column}
     if (
-        not all(x.is_proper() for x in (q, k, v, out))
-        or in_k != lead | {inner, column} or in_v != lead | {column} | outer
-        or in_out != lead | rows | outer or len(outer) != 1 or outer & rows
-        or len(rows) > 2 or not {scores.row} - {""} <= rows
+        any(not x.is_proper() or x.element != element for x in read)
+        or in_k != lead | {"inner", column} or in_v != lead | {column} | outer
+        or in_out != lead | rows | outer or len(outer) != 1 or outer & rows or len(rows) > 2
     ):  # fmt: skip
         return None
-    row = scores.row or max(rows, key=q.sizes.__getitem__, default="")
+    conditions = (*scores.conditions, *scores.added)
+    masks = [c.at for c in conditions] + ([scores.bias] if scores.bias else [])
+    parts = [part for c in conditions for part in c.parts()]
+    causal = [part for part in parts if part.causal_row(column) in rows]
+    known = {part.causal_row(column) for part in causal}
+    if len(known) > 1:
+        return None
+    (row,) = known or {
+        max(sorted(rows), key=lambda n: (any(n in m.names for m in masks), q.sizes[n]), default="")
+    }
     (group,) = rows - {row} or {""}
-    heads, bias = "", scores.bias
-    for first in lead if group else ():
+    if scores.bias is not None and scores.filling > -inf:
+        return None  # a bias may be as low as the filling
+    is_guarded = False
+    if max(scores.filling, scores.least) > -inf:
+        is_guarded = not leave_a_key(parts, row, column, p)
+    if is_guarded and scores.added:
+        return None  # the scores of a query without keys differ
+    if causal and not is_guarded:
+        conditions = tuple(part for part in parts if part not in causal)
+    heads = ""
+    for first in [n for n in q.names if n in lead] if group else ():
         split = q.before_split(first, group)
-        if split is not None and (
-            bias is None or (first in bias.names) == (group in bias.names)
-        ):  # fmt: skip
-            q, heads = split.source(), first
+        if split is not None and all((first in m.names) == (group in m.names) for m in masks):
+            q, heads = split.source(element), first
     repeats = [] if group else [r for x in (k, v) if (r := x.before_repeat()) is not None]
     if len(repeats) == 2 and repeats[0][1] == repeats[1][1] in lead:
         (k, heads), (v, _) = repeats
     order = [*(n for n in q.names if n in lead and n != heads), *([heads] if heads else [])]
     (last,) = outer
     return AttentionForm(
-        q, k, v, bias, out, tuple(order), group, heads, row, column, inner, last,
-        scores.scale * scale, bool(scores.row),
+        q, k, v, scores.bias, out, tuple(order), group, heads, row, column, "inner", last, scale,
+        bool(causal) and not is_guarded, conditions, is_guarded, read,
+        scores.conditions,
     )  # fmt: skip
 
 
-def _sides(products: NamedValue, column: str) -> tuple[NamedValue, NamedValue, str, float] | None:
-    """Return q and k of products, the name of their inner dimension, and their factor."""
-    op = products.value.owner
+def _sides(
+    scores: Scores, column: str, element: Attribute
+) -> tuple[NamedValue, NamedValue, Factor] | None:
+    """Return q and k of scores, and the factor of their products."""
+    op = scores.at.value.owner
     assert isinstance(op, nn.EinsumOp)
-    left, right, out = letters_of(products.value)
-    names = dict(zip(out, products.names, strict=True))
-    scale, values = 1.0, []
-    for x, letters in zip(op.operands, (left, right), strict=True):
-        side = NamedValue.of(x, [names.get(c, f"inner {c}") for c in letters]).source()
-        while (product := side.before_factor()) is not None:
-            side, scale = product[0].source(), scale * product[1]
-        values.append(side)
-    q, k = values if column in values[1].names else reversed(values)
-    inner = {n for x in values for n in x.names if n.startswith("inner")}
-    if not column or column in q.names or column not in k.names or len(inner) != 1:
+    letters = letters_of(scores.at.value)[2]
+    *operands, _ = contraction(op, dict(zip(letters, scores.at.names, strict=True)), "inner")
+    (left, by_left), (right, by_right) = (x.unscaled(element) for x in operands)
+    scale = scores.scale.by(by_left).by(by_right)
+    q, k = (left, right) if column in right.names else (right, left)
+    if not column or column in q.names or column not in k.names:
         return None
-    (summed,) = inner
-    return (q, k, summed, scale) if summed in q.names and summed in k.names else None
+    return (q, k, scale) if "inner" in q.names and "inner" in k.names else None
+
+
+# ---- gradients ----
+
+
+@dataclass(frozen=True)
+class AttentionGradForm:
+    """An attention and its gradient.
+
+    Attributes:
+        out: the result of the attention; None where it is computed elsewhere, and its weights are
+            computed again.
+        dy: its cotangent.
+        cotangents: those of q, k and v, by their number, each with its ratio to the cotangent.
+    """
+
+    forward: AttentionForm
+    out: NamedValue | None
+    dy: NamedValue
+    cotangents: Mapping[int, tuple[NamedValue, float]]
+
+
+def attention_gradient(root: SSAValue) -> AttentionGradForm | None:
+    """Return the attention, with its gradient, of which a value is the cotangent of the scores. The
+    weights and all cotangents have no other readers."""
+    op = root.owner
+    assert isinstance(op, nn.SoftmaxGradOp)
+    softmax, rank = op.y.owner, len(shape_of(op.y))
+    axis = axis_of(op.properties, "axis", rank)
+    if not isinstance(softmax, nn.SoftmaxOp) or axis != axis_of(softmax.properties, "axis", rank):
+        return None
+    p = NamedValue.of(op.y, [f"d{d}" for d in range(rank)])
+    dp, column = NamedValue.of(op.dy, p.names), p.names[axis]
+    while _is_inner(dp.value) and (before := dp.before_move()) is not None:
+        dp = before
+    if not isinstance(product := dp.value.owner, nn.EinsumOp) or not _is_inner(dp.value):
+        return None
+    if not column or is_annotated(p.value) or is_annotated(root):
+        return None
+    letters = letters_of(dp.value)[2]
+    *sides, _ = contraction(product, dict(zip(letters, dp.names, strict=True)), "outer")
+    dy, v = sides if column in sides[1].names else reversed(sides)
+    element = dp.element
+    dy, v = dy.source(element), v.source(element)
+    if column in dy.names or not all(x.is_proper() and x.element == element for x in (dy, v)):
+        return None
+    out, found = None, dict[int, tuple[NamedValue, Factor]]()
+    for user, side, at in p.ends():
+        if user is op:
+            continue
+        product = _product(user, side, at, "outer")
+        if product is None:
+            return None
+        other, result = product
+        if column in result.names:
+            if 2 in found or not are_same(other.source(element), dy):
+                return None
+            found[2] = result, ONE
+        else:
+            if out is not None or result.element != element:
+                return None
+            if not are_same(other.source(element), v):
+                return None
+            out = result
+    names = {n for x in (p, dy) for n in x.names if n} - {column}
+    form = _form_of(p, column, v, out.names if out is not None else sorted(names), element)
+    if form is not None and form.bias is not None and not _is_moderate(form.bias, column):
+        return None
+    if form is None or {*dy.sizes} != {n for n in form.out if n}:
+        return None
+    ends = _cotangent_ends(NamedValue(root, p.names), ONE, form.masks)
+    for user, side, at, factor in ends or ():
+        if (product := _product(user, side, at, "inner")) is None:
+            return None
+        (other, by_other), result = product[0].unscaled(element), product[1]
+        i = 1 if column in result.names else 0
+        if i in found or not are_same(other, form.read[1 - i]):
+            return None
+        found[i] = result, factor.by(by_other)
+    if ends is None or not {0, 1} & {*found}:
+        return None
+    cotangents = {}
+    for i, (result, factor) in found.items():
+        goal = form.scale if i < 2 else ONE
+        heads = form.heads if i and form.is_repeated else ""
+        settled = _settled(result, factor, goal, heads, element)
+        if settled is None or {*settled[0].sizes} != {*form.read[i].sizes}:
+            return None
+        cotangents[i] = settled
+    return AttentionGradForm(form, out, dy, cotangents)
+
+
+def _is_moderate(bias: NamedValue, column: str) -> bool:
+    """Whether a bias is known, and not low for all keys of a query: the log-sum-exp of its scores
+    would not be precise enough, and a gradient needs it."""
+    op = bias.value.owner
+    if not isinstance(op, nn.ConstantOp) or column not in bias.names:
+        return False
+    top = dense_values(op.value).max(axis=bias.names.index(column))
+    return bool(np.all(np.abs(top) <= MODERATE))
+
+
+def _product(
+    user: Operation, side: int, at: NamedValue, other: str
+) -> tuple[NamedValue, NamedValue] | None:
+    """The other operand of a contraction, and its result."""
+    if not isinstance(user, nn.EinsumOp):
+        return None
+    letters = letters_of(user.out)[side]
+    left, right, out = contraction(user, dict(zip(letters, at.names, strict=True)), other)
+    return (right, left)[side], out
+
+
+def _cotangent_ends(
+    at: NamedValue, factor: Factor, masks: Sequence[Condition]
+) -> list[tuple[Operation, int, NamedValue, Factor]] | None:
+    """Return the readers of a cotangent, behind the gradients of masks and factors: the number of
+    the operand, the operand, and by which number it was multiplied. None if a mask is not among
+    them, or another op of the kind."""
+    ends = list[tuple[Operation, int, NamedValue, Factor]]()
+    for user, side, x in at.ends():
+        further: list[tuple[Operation, int, NamedValue, Factor]] | None
+        if isinstance(user, nn.EinsumOp):
+            further = None if masks else [(user, side, x, factor)]
+        elif (product := x.after_factor(user)) is not None:
+            further = _cotangent_ends(product[0], factor.times(product[1], product[0]), masks)
+        elif isinstance(user, nn.SelectOp) and side:
+            stays = side == 1
+            condition = Condition(x.operand(user.condition), stays)
+            after = NamedValue(user.out, x.names)
+            is_zero = splat(user.rhs if stays else user.lhs) == 0.0
+            left = [m for m in masks if not m.is_same(condition)]
+            if not is_zero or len(left) != len(masks) - 1 or not x.has_shape_of(after):
+                return None
+            further = _cotangent_ends(after, factor, left)
+        else:
+            return None
+        if further is None or is_annotated(x.value):
+            return None
+        ends += further
+    return ends
+
+
+def _settled(
+    x: NamedValue, factor: Factor, goal: Factor, repeated: str, element: Attribute
+) -> tuple[NamedValue, float] | None:
+    """Follow a cotangent until it has an element type and a factor, and is summed over repeated
+    heads; return it with the ratio of the factors."""
+    while True:
+        ratio = factor.over(goal)
+        if x.element == element and ratio.is_close(1.0) and not repeated:
+            return x, 1.0
+        op = x.inner_user()
+        if op is None:
+            break
+        if repeated and (summed := x.after_repeat(repeated)) is not None:
+            x, repeated = summed, ""
+        elif (moved := x.after_move(op)) is not None:
+            x = moved
+        elif (product := x.after_factor(op)) is not None:
+            x, factor = product[0], factor.times(product[1], product[0])
+        else:
+            break
+    if x.element != element or repeated:
+        return None
+    return x, ratio.number

@@ -8,8 +8,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf, isclose, prod
 
-from xdsl.dialects.builtin import NoneAttr, TensorType
-from xdsl.ir import Operation, SSAValue
+from xdsl.dialects.builtin import AnyFloat, NoneAttr, TensorType
+from xdsl.ir import Attribute, Operation, SSAValue
 
 from shardir.dialects import nn
 from shardir.dialects.nn.elementary import splat
@@ -30,6 +30,16 @@ from shardir.rewriting.compositions.terms import (
 
 PRECISION = {"f64": 1e-12, "f32": 1e-6, "bf16": 3 * 2**-10, "f16": 3 * 2**-13}
 """The relative difference of numbers that are equal up to rounding, by element type."""
+
+
+def decimal(number: float, element: Attribute) -> float:
+    """Return the shortest decimal number that an element type rounds to this one."""
+    assert isinstance(element, AnyFloat)
+    return next(
+        short for digits in range(1, 18)
+        if element.pack([short := float(f"{number:.{digits}g}")]) == element.pack([number])
+    )  # fmt: skip
+
 
 COMMUTATIVE = nn.MaxOp | nn.MinOp | nn.AndOp | nn.OrOp
 MAX_DEPTH, MAX_USERS = 8, 64
@@ -491,7 +501,7 @@ def is_same(x: SSAValue, y: SSAValue, depth: int = MAX_DEPTH) -> bool:
     return (
         depth > 0
         and type(a) is type(b)
-        and bool(a.operands)
+        and (bool(a.operands) or isinstance(a, nn.IotaOp | nn.ConstantOp))
         and (x.type, a.properties, len(a.operands)) == (y.type, b.properties, len(b.operands))
         and all(is_same(v, w, depth - 1) for v, w in zip(a.operands, b.operands, strict=True))
     )

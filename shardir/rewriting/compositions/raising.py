@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from xdsl.dialects.builtin import AnyFloat, UnitAttr, f64
+from xdsl.dialects.builtin import AnyFloat, UnitAttr, f64, i1
 from xdsl.ir import Attribute, Block, Operation, SSAValue
 
 from shardir.compat.xdsl import set_type
@@ -30,8 +30,8 @@ from shardir.rewriting.compositions.matching import (
 from shardir.rewriting.compositions.terms import Term
 from shardir.rewriting.rewriter import Rewriter, erase
 
-Replacements = Mapping[Term, SSAValue]
-"""The new value of each term."""
+Replacements = Mapping[Term, SSAValue] | Mapping[SSAValue, SSAValue]
+"""The new value of each term, or of other values."""
 
 
 WEIGHTS: Mapping[type[Operation], float] = {
@@ -41,6 +41,8 @@ WEIGHTS: Mapping[type[Operation], float] = {
     nn.CrossEntropyOp: 1.5,
 }
 """How much ops count that cost less than others, or that compute exponentials of their own."""
+
+WEIGHT_OF_MASKS = 0.25
 
 TermPlace = tuple[Term, Term]
 """A term, and the term from whose value its own is computed."""
@@ -74,14 +76,15 @@ class Builder:
     def __init__(self, order: "Order", match: Match, root: SSAValue):
         self.order, self.match = order, match
         self.rewriter = Rewriter()
-        owner = root.owner
+        self.root, owner = root, root.owner
         assert isinstance(owner, Operation)
         self.root_op = owner
         self.ops: list[Operation] = []
 
-    def before(self, *terms: Term) -> None:
-        """Make the next ops where the first of the values of terms is made."""
-        owners = [v.owner for t in terms if (v := self.match.parts.get(t)) is not None]
+    def before(self, *places: Term | SSAValue) -> None:
+        """Make the next ops where the first of values, or of the values of terms, is made."""
+        values = (self.match.parts.get(x) if isinstance(x, Term) else x for x in places)
+        owners = [v.owner for v in values if v is not None]
         first = min(
             (o for o in owners if isinstance(o, Operation)), key=self.order.__getitem__,
             default=self.root_op,
@@ -244,7 +247,10 @@ def _with_others(rule: CompositionRule, match: Match) -> Match | None:
 
 def _replace(builder: Builder, match: Match, replacements: Replacements) -> bool:
     """Replace values by new ones, if this lets more ops die than were made."""
-    pairs = [(match.parts[t], new) for t, new in replacements.items() if t in match.parts]
+    pairs = [
+        (old, new) for x, new in replacements.items()
+        if (old := match.parts.get(x) if isinstance(x, Term) else x) is not None
+    ]  # fmt: skip
     replaced = {old for old, _ in pairs}
     if any(v in replaced for op in builder.ops for v in op.operands):
         return False
@@ -300,4 +306,8 @@ def _dead(replaced: set[SSAValue], new: set[SSAValue]) -> set[Operation]:
 
 def _work(ops: Iterable[Operation]) -> float:
     """Count the ops that compute something."""
-    return sum(WEIGHTS.get(type(op), 1.0) for op in ops)
+    return sum(
+        WEIGHT_OF_MASKS if unsharded_type(op.results[0]).element_type == i1
+        else WEIGHTS.get(type(op), 1.0)
+        for op in ops
+    )  # fmt: skip

@@ -26,13 +26,10 @@ from shardir.dialects.nn.properties import (
 from shardir.dialects.nn.types import statistic_of, unsharded_type
 from shardir.dialects.text import word
 from shardir.dialects.train.roles import UPDATES
-from shardir.rewriting.compositions.attention import (
-    AttentionForm,
-    NamedValue,
-    attention_form,
-    letters_of,
-)
-from shardir.rewriting.compositions.matching import Match
+from shardir.rewriting.compositions.attending import attention, attention_with_gradient
+from shardir.rewriting.compositions.attention import attention_form, attention_gradient
+from shardir.rewriting.compositions.matching import Match, decimal
+from shardir.rewriting.compositions.named import letters_of
 from shardir.rewriting.compositions.raising import Builder, CompositionRule, Replacements, TermPlace
 from shardir.rewriting.compositions.terms import (
     LEAD,
@@ -92,6 +89,10 @@ def raises(
 
 def _type(v: SSAValue) -> object:
     return unsharded_type(v)
+
+
+def _element(v: SSAValue) -> Attribute:
+    return unsharded_type(v).element_type
 
 
 def _shape(v: SSAValue) -> tuple[int, ...]:
@@ -321,17 +322,7 @@ def _norm_props(m: Match, *parameters: str) -> dict[str, Attribute] | None:
         return None
     if any(_shape(m[p]) != shape[-n:] for p in parameters):
         return None
-    return {"eps": float_attr(decimal(m.numbers["eps"], m["x"]))}
-
-
-def decimal(number: float, like: SSAValue) -> float:
-    """Return the shortest decimal number that an element type rounds to this one."""
-    element = unsharded_type(like).element_type
-    assert isinstance(element, AnyFloat)
-    return next(
-        short for digits in range(1, 18)
-        if element.pack([short := float(f"{number:.{digits}g}")]) == element.pack([number])
-    )  # fmt: skip
+    return {"eps": float_attr(decimal(m.numbers["eps"], _element(m["x"])))}
 
 
 def _with_rest(b: Builder, m: Match, dx: SSAValue) -> SSAValue:
@@ -542,64 +533,24 @@ def _(b: Builder, m: Match) -> Replacements | None:
 # ---- attention ----
 
 
-def _arranged(b: Builder, x: NamedValue, order: Sequence[str]) -> SSAValue:
-    """A value whose dimensions are those of `order`, of size 1 where it has none of a name."""
-    names, value = [n for n in x.names if n], x.value
-    wanted = [n for n in order if n in names]
-    if names != wanted:
-        squeezed = b.reshape(value, [*x.sizes.values()])
-        value = b.value(nn.TransposeOp, squeezed, perm=dims_attr(*map(names.index, wanted)))
-    return b.reshape(value, [x.sizes.get(n, 1) for n in order])
+weighted = OpTerm(nn.EinsumOp, (x, y))
+score_cotangent = OpTerm(nn.SoftmaxGradOp, (x, dy))
 
 
-def _attention(b: Builder, f: AttentionForm, scale: Attribute | None) -> SSAValue:
-    groups = [f.group] if f.group and not f.heads else []
-    rows = [*f.lead, *groups, f.row]
-    q = _arranged(b, f.q, [*rows, f.inner])
-    k, v = (
-        _arranged(b, x, [*f.lead, *("" for _ in groups), f.column, last])
-        for x, last in ((f.k, f.inner), (f.v, f.outer))
-    )
-    operands = [q, k, v]
-    if f.mask is not None:
-        by_group = [*f.lead, *([f.group] if f.group else []), f.row, f.column]
-        whole = zip([*rows, f.column], (*_shape(q)[:-1], _shape(k)[-2]), strict=True)
-        sizes = [n if name in f.mask.names else 1 for name, n in whole]
-        while len(sizes) > 2 and sizes[0] == 1:
-            del sizes[0]
-        mask = b.reshape(_arranged(b, f.mask, by_group), sizes)
-        operands.append(mask)
-    y = b.value(nn.AttentionOp, *operands, causal=UnitAttr() if f.causal else None, scale=scale)
-    order = [n for n in f.out.names if n]
-    names = [*rows, f.outer]
-    if f.group and f.heads:
-        at = order.index(f.heads)
-        if order[at + 1 : at + 2] == [f.group]:
-            order.remove(f.group)
-        else:
-            names.insert(names.index(f.heads) + 1, f.group)
-            y = b.reshape(y, [f.out.sizes.get(n, 1) for n in names])
-    return b.reshape(_arranged(b, NamedValue.of(y, names), order), _shape(f.out.value))
+@raises(weighted, [nn.EinsumOp])
+def _(b: Builder, m: Match) -> Replacements | None:
+    form = attention_form(m.parts[weighted])
+    if form is None:
+        return None
+    return {weighted: attention(b, form, m.parts[weighted])}
 
 
-def _of_softmax(side: int) -> None:
-    softmax_of_scores = OpTerm(nn.SoftmaxOp, (x,))
-    operands = (softmax_of_scores, y) if side == 0 else (y, softmax_of_scores)
-    term = OpTerm(nn.EinsumOp, operands)
+@raises(score_cotangent, [nn.SoftmaxGradOp])
+def _(b: Builder, m: Match) -> Replacements | None:
+    """An attention that JAX has differentiated. The cotangent itself dies."""
+    form = attention_gradient(m.parts[score_cotangent])
+    return None if form is None else attention_with_gradient(b, form)
 
-    @raises(term, [nn.EinsumOp])
-    def _(b: Builder, m: Match) -> Replacements | None:
-        form = attention_form(m.parts[term], side)
-        if form is None:
-            return None
-        default = form.q.sizes[form.inner] ** -0.5
-        scale = decimal(form.scale, m.parts[term])
-        is_default = m.is_close(form.scale, default)
-        return {term: _attention(b, form, None if is_default else float_attr(scale))}
-
-
-_of_softmax(0)
-_of_softmax(1)
 
 # ---- parts, one beside the other ----
 
@@ -691,7 +642,7 @@ def adam(kind: type[TensorOp], step: Term) -> None:
 
         @raises(new_w, SUMS)
         def _(b: Builder, m: Match, new_w: Term = new_w) -> Replacements | None:
-            n = {name: decimal(number, m["w"]) for name, number in m.numbers.items()}
+            n = {name: decimal(number, _element(m["w"])) for name, number in m.numbers.items()}
             if not _are_weights(m, n) or any(_type(m[name]) != _type(m["w"]) for name in "gmv"):
                 return None
             hyper = {

@@ -1,0 +1,139 @@
+"""The conditions under which scores of attention stay: what they say of queries and keys."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from xdsl.dialects.builtin import IntegerType
+from xdsl.ir import SSAValue
+
+from shardir.dialects import nn
+from shardir.dialects.nn.creation import dense_values
+from shardir.dialects.nn.logic import COMPARISONS
+from shardir.dialects.nn.properties import axis_of
+from shardir.rewriting.compositions.named import NamedValue, are_same
+
+CAUSAL = {("ge", True), ("lt", False)}
+"""How the index of a query compares with that of a key, and whether their score stays."""
+
+MIRRORED = {"ge": "le", "le": "ge", "gt": "lt", "lt": "gt"}
+
+Known = np.ndarray | tuple[SSAValue, tuple[str, ...]] | None
+"""Elements for each query; or the value whose elements they are, and its dimensions."""
+
+
+@dataclass(frozen=True)
+class Condition:
+    """A value of i1, and whether a score stays where it is true, or where it is false."""
+
+    at: NamedValue
+    stays: bool = True
+
+    def parts(self) -> "list[Condition]":
+        """The conditions that hold together where this one holds."""
+        source = self.at.source()
+        op = source.value.owner
+        if isinstance(op, nn.NotOp):
+            return Condition(source.operand(op.x), not self.stays).parts()
+        if isinstance(op, nn.AndOp if self.stays else nn.OrOp):
+            both = (Condition(source.operand(x), self.stays) for x in op.operands)
+            return [part for side in both for part in side.parts()]
+        return [self]
+
+    def is_same(self, other: "Condition") -> bool:
+        return self.stays == other.stays and are_same(self.at.source(), other.at.source())
+
+    def causal_row(self, column: str) -> str:
+        """The dimension of the queries that attend to no later keys; "" for other conditions."""
+        x = self.at.source()
+        op = x.value.owner
+        if isinstance(op, nn.ConstantOp):
+            names, values = [n for n in x.names if n], dense_values(op.value)
+            if len(names) != 2 or column not in names:
+                return ""
+            values = values.reshape([*x.sizes.values()])
+            values = values if names[1] == column else values.T
+            names.remove(column)
+            return names[0] if np.array_equal(values == self.stays, np.tri(*values.shape)) else ""
+        if not isinstance(op, nn.CompareOp):
+            return ""
+        left, right = (_counted(x.operand(v)) for v in op.operands)
+        how = op.how.data
+        if left == column:
+            left, right, how = right, left, MIRRORED.get(how, "")
+        is_causal = left and left != column and right == column and (how, self.stays) in CAUSAL
+        return left if is_causal else ""
+
+    def holds_for(self, keys: "Keys") -> bool:
+        """Whether the condition is known to hold for a key of each query."""
+        known = _known(self.at, keys)
+        return isinstance(known, np.ndarray) and bool(np.all(known == self.stays))
+
+
+@dataclass(frozen=True)
+class Keys:
+    """A key of each query: their dimensions, and the index of the key. With `same` it is that of
+    the query."""
+
+    row: str
+    column: str
+    queries: np.ndarray
+    same: bool
+
+    def indices(self, name: str) -> np.ndarray | None:
+        if name == self.column and not self.same:
+            return np.zeros_like(self.queries)
+        return self.queries if name in (self.row, self.column) else None
+
+
+def leave_a_key(conditions: Sequence[Condition], row: str, column: str, scores: NamedValue) -> bool:
+    """Whether all conditions hold for the key with the index of the query, or for the first key."""
+    if row not in scores.sizes:
+        return not conditions
+    count = scores.sizes[row]
+    choices = [Keys(row, column, np.arange(count), same) for same in (False, True)]
+    if count > scores.sizes[column]:
+        del choices[1]
+    return any(all(c.holds_for(keys) for c in conditions) for keys in choices)
+
+
+def _counted(x: NamedValue) -> str:
+    """The dimension along which a value is 0, 1, 2, ...; "" for other values."""
+    x = x.source()
+    op = x.value.owner
+    if not isinstance(op, nn.IotaOp):
+        return ""
+    return x.names[axis_of(op.properties, "dim", len(x.names))]
+
+
+def _known(x: NamedValue, keys: Keys) -> Known:
+    """What is known of the elements of a value for a key of each query."""
+    x = x.source()
+    op = x.value.owner
+    counted = keys.indices(_counted(x))
+    if counted is not None:
+        return counted
+    if isinstance(op, nn.ConstantOp):
+        values = dense_values(op.value)
+        if values.size and (values == values.flat[0]).all():
+            return values.reshape(-1)[:1]
+        indices = [keys.indices(n) for n in x.sizes]
+        if all(i is not None for i in indices):
+            return values.reshape([*x.sizes.values()])[tuple(indices)]
+    if isinstance(op, nn.NotOp):
+        known = _known(x.operand(op.x), keys)
+        return ~known if isinstance(known, np.ndarray) else None
+    if isinstance(op, nn.CompareOp | nn.AddOp | nn.SubOp | nn.AndOp | nn.OrOp):
+        left, right = (_known(x.operand(v), keys) for v in op.operands)
+        if isinstance(left, np.ndarray) and isinstance(right, np.ndarray):
+            if isinstance(op, nn.CompareOp):
+                return COMPARISONS[op.how.data](left, right)
+            return type(op).NUMPY(left, right)
+        if isinstance(op, nn.CompareOp):
+            is_equal = isinstance(left, tuple) and left == right
+            return np.array([True]) if is_equal and op.how.data in ("eq", "ge", "le") else None
+    if not isinstance(x.element, IntegerType):
+        return None  # NaN is not equal to itself
+    if not keys.same and keys.column in x.names:
+        return None
+    return x.value, tuple(keys.row if n == keys.column else n for n in x.names)
