@@ -21,7 +21,8 @@ from support.runlines import run_tool
 
 import shardir
 from shardir import ShardirError
-from shardir.interpret.evaluator import run
+from shardir.dialects.blocks import ops_of
+from shardir.interpret.evaluator import function, run
 
 MESH = "dp = 2, tp = 4"
 
@@ -107,6 +108,34 @@ def test_results_of_real_ranks_are_a_tree(name: str) -> None:
     got = case.compiled("dp = 2, tp = 2")()
     assert jax.tree.structure(got) == jax.tree.structure(jax.eval_shape(case.jitted, *case.args))
     assert_equal(jax.tree.leaves(got), case.results)
+
+
+def test_attention_on_ranks() -> None:
+    """A step that JAX has differentiated, with the result of its attention: the batch and the
+    heads, in groups, are split, and some queries have no keys. Ranks are real in the long form."""
+
+    def loss(p: Any, x: Any, lengths: Any) -> Any:
+        q, k, v = (jax.numpy.einsum("btd,dhe->bthe", x, p[n]) for n in "qkv")
+        keys = jax.numpy.arange(6) < lengths[:, None, None, None]
+        h = attention(q, k, v, mask=keys)
+        h = attention(h, k, v, is_causal=True, scale=0.3)
+        return (h**2).mean(), h
+
+    attention = jax.nn.dot_product_attention
+    random = np.random.default_rng(0)
+    shapes = {"q": (8, 4, 4), "k": (8, 2, 4), "v": (8, 2, 4)}
+    params = {n: random.normal(size=s).astype(np.float32) for n, s in shapes.items()}
+    args = params, random.normal(size=(4, 6, 8)).astype(np.float32), np.array([6, 0, 3, 1], "int32")
+    layouts = {n: P(None, "tp") for n in params}, P("dp"), P("dp")
+    step = jax.value_and_grad(loss, has_aux=True)
+    compiled = shardir.from_jax(step, *args, in_shardings=layouts, mesh="dp = 2, tp = 2")
+    names = [op.name for op in ops_of(function(compiled.original, compiled.name).body.block)]
+    assert names.count("nn.attention") == names.count("nn.attention_grad") == 2
+    got = extent(
+        lambda: run(compiled.module, compiled.name, arrays(args)),
+        lambda: jax.tree.leaves(compiled()),
+    )()
+    assert_equal(got, jax.tree.leaves(jax.jit(step)(*args)), 2e-6)
 
 
 def test_layers_of_a_scan_are_a_loop() -> None:

@@ -21,6 +21,7 @@ from support.raised import (
 )
 
 from shardir.api.stablehlo import import_text
+from shardir.dialects import nn
 from shardir.dialects.blocks import ops_of
 from shardir.interpret.evaluator import function, run
 
@@ -234,3 +235,18 @@ def test_half_precision(dtype: Any, f: Function) -> None:
     for ours, value, true in zip(got, theirs, jax.tree.leaves(step(*exact, *masks)), strict=True):
         errors = [np.abs(np.asarray(u, np.float64) - true).max() for u in (ours, value)]
         assert errors[0] <= max(errors[1], float(jnp.finfo(dtype).eps) * np.abs(true).max())
+
+
+def test_a_scale_near_the_default() -> None:
+    """A scale is compared in the precision of its product, not of the attention."""
+
+    def f(q: Any, k: Any, v: Any) -> Any:
+        s = jnp.einsum("td,sd->ts", q, k, preferred_element_type=jnp.float32)
+        p = jax.nn.softmax(s * np.float32(0.501))
+        return p.astype(jnp.bfloat16) @ v
+
+    args = [jnp.zeros((6, 4), jnp.bfloat16)] * 3
+    module = import_text(jax.jit(f).lower(*args).as_text(), "main")
+    ops = ops_of(function(module, "main").body.block)
+    (found,) = (op for op in ops if isinstance(op, nn.AttentionOp))
+    assert found.factor() == 0.501

@@ -452,13 +452,16 @@ def test_parts_stay() -> None:
 
 
 def test_raised_losses_are_differentiated() -> None:
-    """Gradients of attention, with grouped and masked heads, and of a cross entropy, on ranks of
-    both dimensions of a mesh."""
+    """Gradients of attention, with grouped and masked heads, and queries without keys, and of a
+    cross entropy, on ranks of both dimensions of a mesh."""
 
     def loss(params: Any, x: Any, labels: Any) -> Any:
         q, k, v = (jnp.einsum("btd,dhe->bthe", x, params[n]) for n in "qkv")
         h = grouped_attention(q, k, v, params["bias"])
-        h = biased_attention(h, jnp.repeat(k, 2, 2), jnp.repeat(v, 2, 2), params["bias"])
+        k, v = (jnp.repeat(u, 2, 2) for u in (k, v))
+        h = biased_attention(h, k, v, params["bias"])
+        of_heads = (u.swapaxes(1, 2) for u in (h, k, v))
+        h += attention_by()(*of_heads, (labels > 4)[:, None, None]).swapaxes(1, 2)
         return one_hot_loss(h.reshape(-1, 16) @ params["out"], labels.reshape(-1))
 
     params = {"q": draw(8, 4, 4), "k": draw(8, 2, 4, seed=1), "v": draw(8, 2, 4, seed=2),

@@ -130,8 +130,8 @@ def _known(x: NamedValue, keys: Keys) -> Known:
                 return COMPARISONS[op.how.data](left, right)
             return type(op).NUMPY(left, right)
         if isinstance(op, nn.CompareOp):
-            is_equal = isinstance(left, tuple) and left == right
-            return np.array([True]) if is_equal and op.how.data in ("eq", "ge", "le") else None
+            are_equal = isinstance(left, tuple) and isinstance(right, tuple) and left == right
+            return np.array([True]) if are_equal and op.how.data in ("eq", "ge", "le") else None
     if not isinstance(x.element, IntegerType):
         return None  # NaN is not equal to itself
     if not keys.same and keys.column in x.names:
