@@ -337,6 +337,7 @@ PARTS_STAY: list[Case] = [
         ("other factors", attention_by(lambda s: s * factors), heads),
         ("a high filling", attention_by(filling=-30.0), heads),
         ("a low bias", attention_by(filling=-1e9), (*heads, -1e9 * mask)),
+        ("a masked bias", attention_by(lambda s: s + -1e9 * mask, filling=-1e9), heads),
         ("weights", attention_with_weights, heads),
     )
 ] + [

@@ -674,7 +674,7 @@ def descent(kind: type[train.Update], step: Term, new_m: Term | None = None) -> 
 
         @raises(new_w, SUMS)
         def _(b: Builder, m: Match, new_w: Term = new_w) -> Replacements | None:
-            n = {name: decimal(number, m["w"]) for name, number in m.numbers.items()}
+            n = {name: decimal(number, _element(m["w"])) for name, number in m.numbers.items()}
             if (
                 any(_type(m[name]) != _type(m["w"]) for name in f"g{states}")
                 or any(number <= 0.0 for number in n.values())
