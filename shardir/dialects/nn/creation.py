@@ -29,6 +29,11 @@ if TYPE_CHECKING:
     from shardir.dialects.builder import OpBuilder
 
 
+def count_to(n: int) -> Array:
+    """The integers from 0 to n - 1."""
+    return np.arange(n)
+
+
 def dense_values(attr: DenseIntOrFPElementsAttr[Any]) -> Array:
     """The numbers of a dense attribute, in its type's (global) shape; bf16 as float32. A splat is a
     broadcast view of one number."""

@@ -13,7 +13,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf
 
-import numpy as np
 from xdsl.dialects.builtin import BFloat16Type, Float16Type, Float32Type, Float64Type, f32
 from xdsl.ir import Attribute, Operation, SSAValue
 
@@ -26,8 +25,8 @@ from shardir.rewriting.compositions.conditions import Condition, leave_a_key
 from shardir.rewriting.compositions.matching import is_annotated
 from shardir.rewriting.compositions.named import (
     ONE,
-    Factor,
     NamedValue,
+    ScaleFactor,
     are_same,
     contraction,
     letters_of,
@@ -73,7 +72,7 @@ class AttentionForm:
     column: str
     inner: str
     outer: str
-    scale: Factor
+    scale: ScaleFactor
     causal: bool
     conditions: tuple[Condition, ...]
     is_guarded: bool
@@ -92,7 +91,7 @@ class Scores:
     later."""
 
     at: NamedValue
-    scale: Factor = ONE
+    scale: ScaleFactor = ONE
     bias: NamedValue | None = None
     conditions: tuple[Condition, ...] = ()
     filling: float = -inf
@@ -275,7 +274,7 @@ def _form(
 
 def _sides(
     scores: Scores, column: str, element: Attribute
-) -> tuple[NamedValue, NamedValue, Factor] | None:
+) -> tuple[NamedValue, NamedValue, ScaleFactor] | None:
     """Return q and k of scores, and the factor of their products."""
     op = scores.at.value.owner
     assert isinstance(op, nn.EinsumOp)
@@ -333,7 +332,7 @@ def attention_gradient(root: SSAValue) -> AttentionGradForm | None:
     dy, v = dy.source(element), v.source(element)
     if column in dy.names or not all(x.is_proper() and x.element == element for x in (dy, v)):
         return None
-    out, found = None, dict[int, tuple[NamedValue, Factor]]()
+    out, found = None, dict[int, tuple[NamedValue, ScaleFactor]]()
     for user, side, at in p.ends():
         if user is op:
             continue
@@ -386,7 +385,7 @@ def _is_moderate(bias: NamedValue, column: str) -> bool:
     if not isinstance(op, nn.ConstantOp) or column not in bias.names:
         return False
     top = dense_values(op.value).max(axis=bias.names.index(column))
-    return bool(np.all(np.abs(top) <= MODERATE))
+    return bool((abs(top) <= MODERATE).all())
 
 
 def _product(
@@ -401,14 +400,14 @@ def _product(
 
 
 def _cotangent_ends(
-    at: NamedValue, factor: Factor, masks: Sequence[Condition]
-) -> list[tuple[Operation, int, NamedValue, Factor]] | None:
+    at: NamedValue, factor: ScaleFactor, masks: Sequence[Condition]
+) -> list[tuple[Operation, int, NamedValue, ScaleFactor]] | None:
     """Return the readers of a cotangent, behind the gradients of masks and factors: the number of
     the operand, the operand, and by which number it was multiplied. None if a mask is not among
     them, or another op of the kind."""
-    ends = list[tuple[Operation, int, NamedValue, Factor]]()
+    ends = list[tuple[Operation, int, NamedValue, ScaleFactor]]()
     for user, side, x in at.ends():
-        further: list[tuple[Operation, int, NamedValue, Factor]] | None
+        further: list[tuple[Operation, int, NamedValue, ScaleFactor]] | None
         if isinstance(user, nn.EinsumOp):
             further = None if masks else [(user, side, x, factor)]
         elif (product := x.after_factor(user)) is not None:
@@ -431,7 +430,7 @@ def _cotangent_ends(
 
 
 def _settled(
-    x: NamedValue, factor: Factor, goal: Factor, repeated: str, element: Attribute
+    x: NamedValue, factor: ScaleFactor, goal: ScaleFactor, repeated: str, element: Attribute
 ) -> tuple[NamedValue, float] | None:
     """Follow a cotangent until it has an element type and a factor, and is summed over repeated
     heads; return it with the ratio of the factors."""

@@ -2,13 +2,14 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeGuard
 
-import numpy as np
 from xdsl.dialects.builtin import IntegerType
 from xdsl.ir import SSAValue
 
 from shardir.dialects import nn
-from shardir.dialects.nn.creation import dense_values
+from shardir.dialects.nn.base import Array
+from shardir.dialects.nn.creation import count_to, dense_values
 from shardir.dialects.nn.logic import COMPARISONS
 from shardir.dialects.nn.properties import axis_of
 from shardir.rewriting.compositions.named import NamedValue, are_same
@@ -18,7 +19,7 @@ CAUSAL = {("ge", True), ("lt", False)}
 
 MIRRORED = {"ge": "le", "le": "ge", "gt": "lt", "lt": "gt"}
 
-Known = np.ndarray | tuple[SSAValue, tuple[str, ...]] | None
+KnownElements = Array | tuple[SSAValue, tuple[str, ...]] | None
 """Elements for each query; or the value whose elements they are, and its dimensions."""
 
 
@@ -54,7 +55,9 @@ class Condition:
             values = values.reshape([*x.sizes.values()])
             values = values if names[1] == column else values.T
             names.remove(column)
-            return names[0] if np.array_equal(values == self.stays, np.tri(*values.shape)) else ""
+            rows, columns = values.shape
+            triangle = count_to(rows)[:, None] >= count_to(columns)
+            return names[0] if ((values == self.stays) == triangle).all() else ""
         if not isinstance(op, nn.CompareOp):
             return ""
         left, right = (_counted(x.operand(v)) for v in op.operands)
@@ -67,7 +70,7 @@ class Condition:
     def holds_for(self, keys: "Keys") -> bool:
         """Whether the condition is known to hold for a key of each query."""
         known = _known(self.at, keys)
-        return isinstance(known, np.ndarray) and bool(np.all(known == self.stays))
+        return _are_elements(known) and bool((known == self.stays).all())
 
 
 @dataclass(frozen=True)
@@ -77,13 +80,14 @@ class Keys:
 
     row: str
     column: str
-    queries: np.ndarray
+    queries: int
     same: bool
 
-    def indices(self, name: str) -> np.ndarray | None:
-        if name == self.column and not self.same:
-            return np.zeros_like(self.queries)
-        return self.queries if name in (self.row, self.column) else None
+    def indices(self, name: str) -> Array | None:
+        if name not in (self.row, self.column):
+            return None
+        is_first = name == self.column and not self.same
+        return count_to(self.queries) * (0 if is_first else 1)
 
 
 def leave_a_key(conditions: Sequence[Condition], row: str, column: str, scores: NamedValue) -> bool:
@@ -91,7 +95,7 @@ def leave_a_key(conditions: Sequence[Condition], row: str, column: str, scores: 
     if row not in scores.sizes:
         return not conditions
     count = scores.sizes[row]
-    choices = [Keys(row, column, np.arange(count), same) for same in (False, True)]
+    choices = [Keys(row, column, count, same) for same in (False, True)]
     if count > scores.sizes[column]:
         del choices[1]
     return any(all(c.holds_for(keys) for c in conditions) for keys in choices)
@@ -106,7 +110,11 @@ def _counted(x: NamedValue) -> str:
     return x.names[axis_of(op.properties, "dim", len(x.names))]
 
 
-def _known(x: NamedValue, keys: Keys) -> Known:
+def _are_elements(known: KnownElements) -> TypeGuard[Array]:
+    return known is not None and not isinstance(known, tuple)
+
+
+def _known(x: NamedValue, keys: Keys) -> KnownElements:
     """What is known of the elements of a value for a key of each query."""
     x = x.source()
     op = x.value.owner
@@ -122,16 +130,16 @@ def _known(x: NamedValue, keys: Keys) -> Known:
             return values.reshape([*x.sizes.values()])[tuple(indices)]
     if isinstance(op, nn.NotOp):
         known = _known(x.operand(op.x), keys)
-        return ~known if isinstance(known, np.ndarray) else None
+        return nn.NotOp.NUMPY(known) if _are_elements(known) else None
     if isinstance(op, nn.CompareOp | nn.AddOp | nn.SubOp | nn.AndOp | nn.OrOp):
         left, right = (_known(x.operand(v), keys) for v in op.operands)
-        if isinstance(left, np.ndarray) and isinstance(right, np.ndarray):
+        if _are_elements(left) and _are_elements(right):
             if isinstance(op, nn.CompareOp):
                 return COMPARISONS[op.how.data](left, right)
             return type(op).NUMPY(left, right)
         if isinstance(op, nn.CompareOp):
             are_equal = isinstance(left, tuple) and isinstance(right, tuple) and left == right
-            return np.array([True]) if are_equal and op.how.data in ("eq", "ge", "le") else None
+            return COMPARISONS[op.how.data](count_to(1), count_to(1)) if are_equal else None
     if not isinstance(x.element, IntegerType):
         return None  # NaN is not equal to itself
     if not keys.same and keys.column in x.names:

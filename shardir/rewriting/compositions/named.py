@@ -32,28 +32,28 @@ def shape_of(v: SSAValue) -> tuple[int, ...]:
 
 
 @dataclass(frozen=True)
-class Factor:
+class ScaleFactor:
     """A number, and the relative precision to which it is known."""
 
     number: float = 1.0
     precision: float = 0.0
 
-    def times(self, number: float, product: "NamedValue | None" = None) -> "Factor":
+    def times(self, number: float, product: "NamedValue | None" = None) -> "ScaleFactor":
         """The product with a number of a product's element type."""
         name = element_name(product.element) if product is not None else "f64"
-        return Factor(self.number * number, max(self.precision, PRECISION.get(name, 0.0)))
+        return ScaleFactor(self.number * number, max(self.precision, PRECISION.get(name, 0.0)))
 
-    def by(self, other: "Factor") -> "Factor":
-        return Factor(self.number * other.number, max(self.precision, other.precision))
+    def by(self, other: "ScaleFactor") -> "ScaleFactor":
+        return ScaleFactor(self.number * other.number, max(self.precision, other.precision))
 
-    def over(self, other: "Factor") -> "Factor":
-        return Factor(self.number / other.number, max(self.precision, other.precision))
+    def over(self, other: "ScaleFactor") -> "ScaleFactor":
+        return ScaleFactor(self.number / other.number, max(self.precision, other.precision))
 
     def is_close(self, number: float) -> bool:
         return isclose(self.number, number, rel_tol=self.precision)
 
 
-ONE = Factor()
+ONE = ScaleFactor()
 
 
 @dataclass(frozen=True)
@@ -152,7 +152,7 @@ class NamedValue:
             x = before
         return x
 
-    def unscaled(self, element: Attribute) -> "tuple[NamedValue, Factor]":
+    def unscaled(self, element: Attribute) -> "tuple[NamedValue, ScaleFactor]":
         """The source of which this value is a multiple, and the factor."""
         x, factor = self.source(element), ONE
         while (product := x.before_factor()) is not None:
