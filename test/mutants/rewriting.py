@@ -549,7 +549,7 @@ MUTANTS = [
         "a scale in f32 is known to 16 bits",
         "Another scale becomes the default.",
         "shardir/rewriting/compositions/named.py",
-        "Factor.times",
+        "ScaleFactor.times",
         "PRECISION.get(name, 0.0)",
         "PRECISION['bf16']",
         "test/passes/test_raise_attention.py -k scale",
