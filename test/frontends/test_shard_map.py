@@ -18,6 +18,7 @@ from jax.sharding import PartitionSpec as P
 import shardir
 from shardir import ShardirError
 from shardir.interpret.evaluator import run
+from shardir.rewriting.one_device import unroll_manual
 
 Body = Callable[..., Any]
 Program = tuple[Body, Sequence[P], Sequence[P], Sequence[tuple[int, ...]]]
@@ -205,7 +206,10 @@ def test_training_on_real_ranks() -> None:
         recompute="full",
         accumulate="mean, microbatches = 2",
     )
-    report = compiled.run(steps=3, verbose=False)
+    report = compiled.run(steps=3, verbose=False, check=True)
+    assert report.checks and all(
+        c.agrees for c in report.checks
+    )  # the bodies of all devices on one
 
     def attention(weights: Any, q: Any) -> Any:
         k, v = weights
@@ -411,3 +415,16 @@ def test_come_back_from_stablehlo() -> None:
         for want, *got in zip(jax.jit(f)(*args), answer.results, again, strict=True):
             for values in got:
                 np.testing.assert_allclose(values, want, rtol=2e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize("name", ["collectives", "transposed"])
+def test_on_one_device(name: str) -> None:
+    """The bodies of all devices, one after another, with ops in place of collectives."""
+    body, ins, outs, shapes = GRADIENTS[name]()
+    args = drawn(shapes)
+    f = sharded(body, ins, outs)
+    compiled, expected = shardir.from_jax(f, *args), jax.jit(f)(*args)
+    unroll_manual(compiled.original)
+    compiled.original.verify()
+    for got, want in zip(run(compiled.original, compiled.name, args), expected, strict=True):
+        np.testing.assert_allclose(got, want, rtol=2e-5, atol=2e-4)

@@ -268,8 +268,14 @@ def single_program(
     from shardir.analysis.functions import is_local_body
     from shardir.rewriting.copying import copied
     from shardir.rewriting.functions import bodies
+    from shardir.rewriting.one_device import unroll_manual
 
     module = copied(original)
+    try:
+        unroll_manual(module)
+    except ShardirError as error:
+        warn(None, f"there is no single.py to compare with: {error}")
+        return None
     if any(is_local_body(block) for _, block in bodies(module)):
         return None
     try:
