@@ -43,8 +43,10 @@ class RaiseCompositions(GlobalPass):
     name = "raise-compositions"
 
     def rewrite(self, f: Function) -> None:
-        while keep_dimensions(f.block) | raise_block(RULES, f.block):
-            pass
+        keep_dimensions(f.block)
+        raise_block(RULES, f.block)
+        while keep_dimensions(f.block):
+            raise_block(RULES, f.block)
         rewriter = Rewriter(block=f.block)
         rewriter.erase_unused(None, None)
         mark_update(f.block)

@@ -44,6 +44,9 @@ WEIGHTS: Mapping[type[Operation], float] = {
 
 WEIGHT_OF_MASKS = 0.25
 
+REACH = 16
+"""The number of ops from a value to the result of a composition in which it occurs, at most."""
+
 TermPlace = tuple[Term, Term]
 """A term, and the term from whose value its own is computed."""
 
@@ -177,6 +180,8 @@ class Order:
     """Results of new scalar ops, which all compositions share."""
     possible: Possible = field(default_factory=dict)
     """What is known of terms since the last change."""
+    changed: list[Operation] = field(default_factory=list)
+    """New ops, their users, and ops whose results lost users."""
 
     @staticmethod
     def of(ops: Sequence[Operation]) -> "Order":
@@ -195,21 +200,33 @@ class Order:
         del self.positions[op]
 
 
-def raise_block(rules: Sequence[CompositionRule], block: Block) -> bool:
-    """Apply rules to a block from its end, once to each value; return whether one applied."""
+def raise_block(rules: Sequence[CompositionRule], block: Block) -> None:
+    """Apply rules to a block from its end, once to each value, until none applies. After the first
+    time, only values near changes are tried."""
     by_kind: dict[type[Operation], list[CompositionRule]] = {}
     for rule in rules:
         for kind in rule.kinds:
             by_kind.setdefault(kind, []).append(rule)
-    ops = ops_of(block)
-    order, changed = Order.of(ops), False
-    for op in reversed(ops):
-        for rule in by_kind.get(type(op), ()):
-            if op.parent is None or not isinstance(op, TensorOp):
-                break
-            if _apply(rule, op.results[0], order):
-                changed = True
-    return changed
+    roots = ops_of(block)
+    while roots:
+        order = Order.of(ops_of(block))
+        for op in reversed(roots):
+            for rule in by_kind.get(type(op), ()):
+                if op.parent is None or not isinstance(op, TensorOp):
+                    break
+                _apply(rule, op.results[0], order)
+        near = _users_within(REACH, order.changed)
+        roots = [op for op in ops_of(block) if op in near]
+
+
+def _users_within(steps: int, ops: Iterable[Operation]) -> set[Operation]:
+    """Return ops, and those that read their results through so many ops at most."""
+    latest = {op for op in ops if op.parent is not None}
+    near = set(latest)
+    for _ in range(steps):
+        latest = {u.operation for op in latest for r in op.results for u in r.uses} - near
+        near |= latest
+    return near
 
 
 def _apply(rule: CompositionRule, root: SSAValue, order: Order) -> bool:
@@ -263,6 +280,10 @@ def _replace(builder: Builder, match: Match, replacements: Replacements) -> bool
         for old, new in pairs
     ):
         return False
+    readers = (use.operation for old, _ in pairs for use in old.uses)
+    operands = (v.owner for op in dead for v in op.operands)
+    near = (op for op in (*readers, *operands) if isinstance(op, Operation) and op not in dead)
+    builder.order.changed += [*builder.ops, *near]
     for old, new in pairs:
         if is_annotated(old):
             set_type(new, old.type)
