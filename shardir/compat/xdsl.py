@@ -113,7 +113,7 @@ class Lexer(MLIRLexer):
         return super()._lex_string_literal(start_pos)
 
 
-def state_at(text: str, offset: int) -> ParserState[Any, Any]:
+def state_at(text: str, offset: int) -> Any:
     """Return the state of a parser at an offset of a text. Raises ParseError."""
     lexer = Lexer(Input(text, ""))
     lexer.pos = offset

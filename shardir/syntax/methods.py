@@ -15,7 +15,6 @@ from xdsl.context import Context
 from xdsl.ir import Attribute, Block, Operation, Region, SSAValue
 from xdsl.irdl import IRDLOperation
 from xdsl.parser import Parser, UnresolvedOperand
-from xdsl.utils.lexer import Span
 from xdsl.utils.mlir_lexer import MLIRTokenKind
 
 from shardir.compat.xdsl import resume_from, state_at, token_of
@@ -110,5 +109,5 @@ class MethodParser(Parser):
         return region
 
 
-def _token(span: Span[str]) -> Token:
+def _token(span: Any) -> Token:
     return Token(span.text, span.start, span.end)
