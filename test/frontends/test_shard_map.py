@@ -178,6 +178,30 @@ def test_gradients(name: str) -> None:
         np.testing.assert_allclose(g, want, rtol=1e-9, atol=1e-12 * np.abs(want).max())
 
 
+def test_complex_values() -> None:
+    """Both parts cross the borders of a body, and go through collectives."""
+
+    def body(c: Any) -> Any:
+        turned = c * (1 + 1j * lax.axis_index("y"))
+        moved = lax.ppermute(turned, "y", [(0, 1), (2, 0)])
+        gathered = lax.all_gather(lax.psum(turned, "x"), "y", axis=1, tiled=True)
+        scattered = lax.psum_scatter(c * moved, "x", scatter_dimension=0, tiled=True)
+        return moved, gathered, lax.all_to_all(scattered, "y", 1, 0, tiled=True)
+
+    f = sharded(body, [P("x", "y")], [P("x", "y"), P(), P(("x", "y"))])
+
+    def loss(a: Any) -> Any:
+        return sum(jnp.sum(jnp.sin(y.real) * y.imag) for y in f(a + 1j * a.T))
+
+    with jax.enable_x64(True):
+        (a,) = drawn([(16, 16)], np.float64)
+        compiled = shardir.from_jax(loss, a, optimizer="sgd, lr = 1.0")
+        expected = jax.jit(jax.value_and_grad(loss))(a)
+    value, new = run(compiled.module, "step", [a])
+    for got, want in zip((value, a - new), expected, strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-10, atol=1e-12)
+
+
 def test_on_real_ranks() -> None:
     """The ring on four ranks is attention."""
     body, ins, outs, shapes = ring_attention()

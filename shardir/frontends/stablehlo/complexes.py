@@ -36,7 +36,8 @@ PARTWISE = frozenset(
     for name in (
         "add", "subtract", "negate", "select", "reshape", "transpose", "broadcast_in_dim", "slice",
         "concatenate", "reverse", "pad", "dynamic_slice", "dynamic_update_slice", "gather",
-        "scatter", "return",
+        "scatter", "return", "all_reduce", "reduce_scatter", "all_gather", "all_to_all",
+        "collective_permute", "collective_broadcast",
     )
 ) | {
     f"sdy.{name}"
@@ -50,7 +51,7 @@ PARTWISE = frozenset(
 BY_BOTH = frozenset((
     "stablehlo.while", "stablehlo.case", "stablehlo.if", "stablehlo.composite", "func.call",
     "stablehlo.optimization_barrier", "stablehlo.reduce", "stablehlo.reduce_window",
-    "stablehlo.sort", "func.return",
+    "stablehlo.sort", "func.return", "sdy.manual_computation", "sdy.return",
 ))  # fmt: skip
 """Ops of any number of values, among which both parts are."""
 
@@ -274,12 +275,17 @@ def _of_pairs(attributes: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _for_both(op: HloOp) -> Mapping[str, Any]:
-    """Return the attributes of an op, with a sharding for each part of its results."""
-    if (text := op.attributes.get(SHARDING)) is None:
-        return op.attributes
-    entries = re.findall(r"<@[^<>]*>", text)
-    both = [e for r, e in zip(op.results, entries, strict=True) for _ in range(1 + is_complex(r))]
-    return {**op.attributes, SHARDING: f"#sdy.sharding_per_value<[{', '.join(both)}]>"}
+    """Return the attributes of an op, with a sharding for each part of its operands and results."""
+    attributes = dict(op.attributes)
+    for key, values in ((SHARDING, op.results), ("out_shardings", op.results),
+                        ("in_shardings", op.operands)):  # fmt: skip
+        if (text := attributes.get(key)) is not None:
+            entries = re.findall(r"<@[^<>]*>", text)
+            both = [
+                e for v, e in zip(values, entries, strict=True) for _ in range(1 + is_complex(v))
+            ]
+            attributes[key] = f"#sdy.sharding_per_value<[{', '.join(both)}]>"
+    return attributes
 
 
 def _is_partwise(block: HloBlock) -> bool:
