@@ -349,7 +349,11 @@ def _mesh_of(module: Module) -> Mesh | None:
 
 def _roles_of(main: HloFunction) -> tuple[Sequence[ArgumentForm], Mapping[int, str]]:
     """Return the arguments of a text, and the state that each result replaces. Donated arguments of
-    a step, which begins with its loss, are states; those of the first path are parameters."""
+    a step, which begins with its loss, are states; those of the first path are parameters.
+
+    Raises:
+        ShardirError: a donated argument has the type of the loss.
+    """
     from shardir.frontends.stablehlo.names import unique_names
 
     roles = [ArgumentForm(n) for n in unique_names([a.name for a in main.block.arguments])]
@@ -358,6 +362,11 @@ def _roles_of(main: HloFunction) -> tuple[Sequence[ArgumentForm], Mapping[int, s
     first = next((v.type for i, v in enumerate(results) if i not in replaced.values()), None)
     if not replaced or first is None or first.shape or not is_float(first.element):
         return roles, {}
+    if any(results[i].type == first for i in replaced.values()):
+        raise ShardirError(
+            f"expected one result of type {first} for the loss, got several, of which one may be "
+            "the new value of a donated argument; donate no argument of this type"
+        )
     tree = roles[min(replaced)].name.partition(".")[0]
     for i in replaced:
         role = roles[i]

@@ -360,6 +360,11 @@ def test_refusals_have_lines_and_reasons() -> None:
     assert f"stablehlo.while at {__file__}:{line + 2}: a loop whose number of runs" in message
 
 
+def counted() -> Any:
+    """A step whose loss has the type of a donated state."""
+    return jax.jit(lambda w, n: ((w * w).sum(), w * 0.9, n + 1), donate_argnums=(0, 1))
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [
@@ -387,6 +392,10 @@ def test_refusals_have_lines_and_reasons() -> None:
         (lambda x: shardir.from_stablehlo(3), "expected text or a module of jaxlib"),
         (lambda x: shardir.from_jax(jax.jit(lambda x: x.sum(), donate_argnums=0), x, mesh="d = 2"),
          "expected a result with the structure of the donated argument 0"),
+        (lambda x: shardir.from_jax(counted(), x, jax.numpy.ones(()), mesh="d = 2"),
+         r"of the form of argument 1 \(1 in all\), got 2; return the others in a dict"),
+        (lambda x: shardir.from_stablehlo(counted().lower(x, jax.numpy.ones(())).as_text()),
+         "expected one result of type tensor<f[0-9]*> for the loss, got several"),
     ],
 )  # fmt: skip
 def test_wrong_arguments(make: Any, message: str) -> None:

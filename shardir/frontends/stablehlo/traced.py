@@ -120,6 +120,8 @@ def trace(
     replaced = _replaced(leaves, lowered, results, arguments)
     if not _begins_with_loss(lowered.out_info, results, replaced):
         replaced = {}  # donated memory of a function that is no step
+    else:
+        _check_no_other_results(lowered.out_info, arguments, leaves)
     flat, _ = jax.tree_util.tree_flatten_with_path(lowered.out_info)
     paths = [name_of(jax.tree_util.keystr(path)) for path, _ in flat]
     return TracedFunction(_name(f), program, leaves, unflatten, replaced, paths)
@@ -341,12 +343,11 @@ def _replaced(
 ) -> dict[int, int]:
     """Return which result replaces each donated array: the k-th donated argument of a form is
     replaced by the k-th result of that form."""
-    donated = sorted({leaf.argument for leaf in leaves if leaf.is_donated})
+    donated = _donated(leaves)
     if not donated:
         return {}
-    parts = results if isinstance(results, tuple | list) else (results,)
-    infos = lowered.out_info if isinstance(lowered.out_info, tuple | list) else (lowered.out_info,)
-    free = [(_form(info), part) for info, part in zip(infos, parts, strict=True)]
+    parts = _parts(results)
+    free = [(_form(info), part) for info, part in zip(_parts(lowered.out_info), parts, strict=True)]
     replaced: dict[int, int] = {}
     for argument in donated:
         form = _form(next(a.value for a in arguments if a.index == argument))
@@ -366,6 +367,31 @@ def _replaced(
             )
         replaced.update(zip(of_argument, new, strict=True))
     return replaced
+
+
+def _check_no_other_results(
+    infos: Any, arguments: Sequence[_TracedArgument], leaves: Sequence[ArgumentLeaf]
+) -> None:
+    """Raises ShardirError if a step has more results of a donated argument's form than donated
+    arguments: a loss, say, and a number of steps, of which either may be the new state."""
+    values = {a.index: a.value for a in arguments}
+    forms = [_form(values[argument]) for argument in _donated(leaves)]
+    results = [*map(_form, _parts(infos))]
+    for argument, form in zip(_donated(leaves), forms, strict=True):
+        n, others = forms.count(form), results.count(form)
+        if n != others:
+            raise ShardirError(
+                f"expected one result for each donated argument of the form of argument {argument} "
+                f"({n} in all), got {others}; return the others in a dict, or do not donate it"
+            )
+
+
+def _donated(leaves: Sequence[ArgumentLeaf]) -> list[int]:
+    return sorted({leaf.argument for leaf in leaves if leaf.is_donated})
+
+
+def _parts(infos: Any) -> Sequence[Any]:
+    return infos if isinstance(infos, tuple | list) else (infos,)
 
 
 def _form(tree: Any) -> Any:
