@@ -208,6 +208,25 @@ def test_gradients_that_jax_defines() -> None:
     assert_equal(run(compiled.module, "step", arrays((w, x))), expected)
 
 
+def test_gradients_that_are_not_those_of_ops() -> None:
+    """A rule of the user's own, and a system, whose factors JAX does not differentiate; rules of
+    JAX are those of its ops."""
+    signs, clipped = jax.custom_jvp(jax.numpy.sign), jax.custom_vjp(jax.numpy.tanh)
+    signs.defjvp(lambda x, t: (signs(*x), t[0]))
+    clipped.defvjp(lambda x: (clipped(x), None), lambda _, d: (d,))
+
+    def loss(w: Any) -> Any:
+        own = jax.lax.cond(w.sum() > 0, signs, clipped, w)
+        return (jax.nn.silu(own) + jax.numpy.linalg.inv(w) + jax.nn.relu(w)).sum()
+
+    with pytest.raises(ShardirError) as raised:
+        shardir.from_jax(loss, jax.numpy.ones((4, 4)), optimizer="sgd, lr = 1.0", mesh="d = 2")
+    message = str(raised.value)
+    for name in ("jax.custom_jvp of sign at", "jax.custom_vjp of tanh at", "(solve, inv)"):
+        assert name in message
+    assert "relu" not in message and "silu" not in message
+
+
 @pytest.mark.parametrize("kind", ["alias", "donor"])
 def test_donated_arguments_of_a_text_are_states(kind: str) -> None:
     def step(params: Any, momentum: Any, x: Any) -> Any:

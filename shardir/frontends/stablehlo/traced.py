@@ -1,10 +1,11 @@
 """Functions of JAX as programs of StableHLO: names of arguments, layouts, and states."""
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from inspect import signature
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -32,6 +33,8 @@ NUMPY = {
 }  # fmt: skip
 """The dtype in which the numbers of each of our element types are stored."""
 
+
+JAX_FOLDER = str(Path(jax.__file__).parent)
 
 NO_PMAP = "expected a function of whole arrays, got jax.pmap; use jax.jit"
 
@@ -98,10 +101,11 @@ def trace(
     if not hasattr(jitted, "trace"):
         raise ShardirError(NO_PMAP)
     traced = jitted.trace(*args, **keywords)
-    if is_loss and _has(traced.jaxpr, "custom_vjp"):
+    if is_loss and (names := _own_gradients(traced.jaxpr)):
         raise ShardirError(
-            "expected a loss without jax.custom_vjp, whose backward part its StableHLO lacks, got "
-            "one; give the step instead, with jax.value_and_grad and donated parameters"
+            "expected a loss whose gradient is that of its ops, got functions with their own: "
+            f"{', '.join(names)}; give the step instead, with jax.value_and_grad and donated "
+            "parameters"
         )
     lowered = _lowered_loss(traced) if is_loss else traced.lower()
     program = without_complex(read_module(lowered.compiler_ir("stablehlo")))
@@ -150,14 +154,35 @@ _identity.__name__ = STOP_GRADIENT
 
 
 def _has(jaxpr: Any, primitive: str) -> bool:
-    """Whether a jaxpr, or one within it, has a primitive whose name begins so."""
+    """Whether a jaxpr, or one within it, has a primitive of this name."""
+    return any(eqn.primitive.name == primitive for eqn in _eqns(jaxpr))
+
+
+def _eqns(jaxpr: Any) -> Iterator[Any]:
+    """Yield the equations of a jaxpr, and of those within it."""
     for eqn in getattr(jaxpr, "jaxpr", jaxpr).eqns:
-        if eqn.primitive.name.startswith(primitive):
-            return True
-        inner = [x for p in eqn.params.values() for x in (p if isinstance(p, tuple) else (p,))]
-        if any(_has(x, primitive) for x in inner if hasattr(x, "eqns")):
-            return True
-    return False
+        yield eqn
+        for p in eqn.params.values():
+            for inner in p if isinstance(p, tuple) else (p,):
+                if hasattr(inner, "eqns"):
+                    yield from _eqns(inner)
+
+
+def _own_gradients(jaxpr: Any) -> list[str]:
+    """Name the functions whose gradients are not those of their ops. JAX's own rules of
+    `jax.custom_jvp` are left out: they equal those of the ops, but at kinks."""
+    names: dict[str, None] = {}
+    for eqn in _eqns(jaxpr):
+        kind = eqn.primitive.name
+        if kind == "custom_linear_solve":
+            names["systems of jax.numpy.linalg (solve, inv)"] = None
+        elif kind in ("custom_jvp_call", "custom_vjp_call"):
+            function = eqn.params["call_jaxpr"].jaxpr.debug_info.func_src_info or "a function"
+            rule = eqn.params.get("jvp_jaxpr_fun")
+            places = function, rule.debug_info.func_src_info if rule is not None else None
+            if not all(f" at {JAX_FOLDER}" in str(place) for place in places):
+                names[f"jax.{kind.removesuffix('_call')} of {function}"] = None
+    return [*names]
 
 
 def _name(f: Any) -> str:
