@@ -26,7 +26,9 @@ from shardir.dialects.nn.base import decomposes
 LARGE = 300.0
 """The deviation of the values: their squares are beyond 65,504, the largest number of f16."""
 
-OVERFLOWING = (nn.VarOp, nn.SoftMarginLossOp, nn.KlDivLossOp, nn.SoftmaxGradOp)
+OVERFLOWING = (
+    nn.VarOp, nn.SoftMarginLossOp, nn.KlDivLossOp, nn.SoftmaxGradOp, nn.RmsNormGradOp
+)  # fmt: skip
 """Ops whose results or cotangents overflow too."""
 
 

@@ -177,6 +177,8 @@ class ManualGradients:
     def erase_replaced(self, block: Block) -> None:
         """Erase the private functions whose calls now save values. `block`: the body of the
         function, which is not in the module."""
+        if not self._of:
+            return
         ops = (*self.module.walk(), *block.ops)
         named = {a.string_value() for op in ops
                  for a in op.properties.values() if isinstance(a, SymbolRefAttr)}  # fmt: skip
