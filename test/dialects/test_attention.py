@@ -87,6 +87,11 @@ def test_without_a_kernel_the_gradient_is_that_of_the_formula() -> None:
     for mine, theirs in zip((out, *found), (expected.detach(), *gradients), strict=True):
         torch.testing.assert_close(mine, theirs)
 
+    low = mask.double().log().clamp(min=-1e30)  # the mean of all values
+    out, _ = ops_attention.forward(q, k, v, attn_mask=low, enable_gqa=True)
+    mean = v.mean(1).repeat_interleave(2, 0)
+    torch.testing.assert_close(out[:, 0], mean)
+
 
 SHAPES: dict[str, tuple[tuple[int, ...], tuple[int, ...], dict[str, Any]]] = {
     "plain": ((2, 4, 6, 8), (2, 4, 6, 8), {}),

@@ -20,6 +20,7 @@ from support.raised import (
     with_gradient,
 )
 
+import shardir
 from shardir.api.stablehlo import import_text
 from shardir.dialects import nn
 from shardir.dialects.blocks import ops_of
@@ -194,6 +195,20 @@ def test_gradients_of_jax_are_raised() -> None:
         assert not names & {"nn.softmax", "nn.softmax_grad", "nn.einsum"}, name
 
     check_all(check, cases)
+
+
+def test_a_low_bias_in_a_loss() -> None:
+    """The log-sum-exp of a query whose keys all have -1e9 has no digits of its scores."""
+
+    def loss(params: Any, mask: Any) -> Any:
+        low = attention(lambda s, m: s + (1 - m[:, None].astype(s.dtype)) * -1e9)
+        return jnp.sum(jnp.sin(low(*params, mask)))
+
+    args = tuple(u.astype(np.float32) for u in (q, k, v)), mask
+    compiled = shardir.from_jax(loss, *args, optimizer="sgd, lr = 1.0", mesh="d = 1")
+    _, *new = run(compiled.module, "step", [*args[0], mask])
+    for old, after, want in zip(args[0], new, jax.grad(loss)(*args), strict=True):
+        np.testing.assert_allclose(old - after, want, rtol=1e-4, atol=1e-5)
 
 
 def test_near_misses_have_no_gradient() -> None:

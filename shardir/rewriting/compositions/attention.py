@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from math import inf
 
 from xdsl.dialects.builtin import BFloat16Type, Float16Type, Float32Type, Float64Type, f32
+from xdsl.dialects.func import FuncOp
 from xdsl.ir import Attribute, Operation, SSAValue
 
 from shardir.dialects import nn
@@ -22,7 +23,7 @@ from shardir.dialects.nn.elementary import splat
 from shardir.dialects.nn.properties import axis_of
 from shardir.dialects.nn.types import unsharded_type
 from shardir.rewriting.compositions.conditions import Condition, leave_a_key
-from shardir.rewriting.compositions.matching import is_annotated
+from shardir.rewriting.compositions.matching import MAX_DEPTH, is_annotated
 from shardir.rewriting.compositions.named import (
     ONE,
     NamedValue,
@@ -175,7 +176,7 @@ def _scores(scores: Scores, column: str, element: Attribute) -> Iterator[Scores]
                 added, least = (*scores.added, condition), max(scores.least, low)
                 ways.append(replace(scores, at=at, added=added, least=least))
             bias = bias.source(element)
-            if bias.element == element and scores.bias is None:
+            if bias.element == element and scores.bias is None and not _needs_precision(bias):
                 ways.append(replace(scores, at=at, bias=bias))
     for way in ways:
         yield from _scores(way, column, element)
@@ -212,6 +213,27 @@ def _added_mask(bias: NamedValue) -> tuple[Condition, float] | None:
     if low is None or low > NOTHING or 0.0 not in (left, right):
         return None
     return Condition(bias.operand(op.condition), left == 0.0), low
+
+
+def _needs_precision(bias: NamedValue) -> bool:
+    """Whether a bias may mask all keys of a query by a finite number, in a private function, which
+    a step may differentiate: its gradient needs the log-sum-exp of these low scores."""
+    op = bias.value.owner
+    f = op.parent_op() if isinstance(op, Operation) else None
+    return isinstance(f, FuncOp) and f.sym_visibility is not None and _has_low_number(bias.value)
+
+
+def _has_low_number(v: SSAValue, depth: int = MAX_DEPTH) -> bool:
+    """Whether a value is computed from a number that masks scores."""
+    op = v.owner
+    if isinstance(op, nn.ConstantOp):
+        values = [abs(float(x)) for x in dense_values(op.value).flat]
+        return any(-NOTHING_IN_F16 <= x < inf for x in values)
+    return (
+        depth > 0
+        and isinstance(op, nn.TensorOp)
+        and any(_has_low_number(x, depth - 1) for x in op.operands)
+    )
 
 
 # ---- dimensions ----

@@ -216,8 +216,9 @@ def _scores(x: _Attention) -> tuple[Tensor, Tensor, Tensor]:
 def _by_scores(x: _Attention) -> tuple[Tensor, Tensor]:
     scores, _, v = _scores(x)
     lse = scores.logsumexp(-1)
-    lse = lse.masked_fill(lse.isneginf(), 0.0)
-    return (scores - lse.unsqueeze(-1)).exp_().to(v.dtype) @ v, lse
+    is_masked = lse.isneginf()
+    p = scores.softmax(-1).masked_fill_(is_masked.unsqueeze(-1), 0.0)  # precise where lse is low
+    return p.to(v.dtype) @ v, lse.masked_fill(is_masked, 0.0)
 
 
 def _by_scores_backward(x: _Attention, dy: Tensor, out: Tensor, lse: Tensor) -> tuple[Tensor, ...]:
