@@ -168,19 +168,33 @@ def _eqns(jaxpr: Any) -> Iterator[Any]:
                     yield from _eqns(inner)
 
 
+def _rounds_bits(eqn: Any) -> bool:
+    """Whether a rounding is imported as that of bits: f32 to bf16 is a conversion."""
+    dtype, kept = (
+        eqn.invars[0].aval.dtype,
+        [eqn.params[f"{n}_bits"] for n in ("exponent", "mantissa")],
+    )
+    info = jax.numpy.finfo(dtype)
+    is_bf16 = dtype == np.float32 and kept == [8, 7]
+    return not is_bf16 and (kept[0] < info.nexp or kept[1] < info.nmant)
+
+
 def _own_gradients(jaxpr: Any) -> list[str]:
     """Name the functions whose gradients are not those of their ops. JAX's own rules of
-    `jax.custom_jvp` are left out: they equal those of the ops, but at kinks."""
+    `jax.custom_jvp` are left out: they equal those of the ops, but at kinks and of bits."""
     names: dict[str, None] = {}
     for eqn in _eqns(jaxpr):
         kind = eqn.primitive.name
         if kind == "custom_linear_solve":
             names["systems of jax.numpy.linalg (solve, inv)"] = None
+        elif kind == "reduce_precision" and _rounds_bits(eqn):
+            names["jax.lax.reduce_precision"] = None
         elif kind in ("custom_jvp_call", "custom_vjp_call"):
             function = eqn.params["call_jaxpr"].jaxpr.debug_info.func_src_info or "a function"
             rule = eqn.params.get("jvp_jaxpr_fun")
             places = function, rule.debug_info.func_src_info if rule is not None else None
-            if not all(f" at {JAX_FOLDER}" in str(place) for place in places):
+            is_of_bits = _has(eqn.params["call_jaxpr"], "bitcast_convert_type")
+            if is_of_bits or not all(f" at {JAX_FOLDER}" in str(place) for place in places):
                 names[f"jax.{kind.removesuffix('_call')} of {function}"] = None
     return [*names]
 
