@@ -340,7 +340,11 @@ def aten_ops() -> Iterator[str]:
 
 
 def _core_ops() -> Iterator[str]:
+    """Yield the core ops that torch has loaded, but those that graphs do not have: writes in place,
+    and questions of sizes. Torch loads others when they are first named."""
     for name in dir(ops.aten):
+        if name.endswith("_") or name.startswith("sym_"):
+            continue
         packet = getattr(ops.aten, name)
         if hasattr(packet, "overloads") and any(
             Tag.core in getattr(packet, o).tags for o in packet.overloads()
