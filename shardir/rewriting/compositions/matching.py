@@ -64,9 +64,22 @@ class RowDims:
     count: int
 
 
-Possible = dict[tuple[Term, Item, float], bool]
-"""Whether a term matches an item in some way, at a precision, with no name bound: as long as the
-program stays, it matches in no way otherwise."""
+@dataclass(frozen=True)
+class Known:
+    """What is known as long as the program stays.
+
+    Attributes:
+        possible: whether a term matches an item in some way, at a precision, with no name bound:
+            it matches in no way otherwise.
+        cuts: the ways in which an item is a product of so many others, divided by so many.
+    """
+
+    possible: dict[tuple[Term, Item, float], bool] = field(default_factory=dict)
+    cuts: dict[tuple[Item, int, int], "list[FactorCut]"] = field(default_factory=dict)
+
+    def clear(self) -> None:
+        self.possible.clear()
+        self.cuts.clear()
 
 
 @dataclass(frozen=True)
@@ -78,7 +91,7 @@ class Match:
     rows: dict[str, RowDims] = field(default_factory=dict)
     parts: dict[Term, SSAValue] = field(default_factory=dict)
     precision: float = 1e-6
-    possible: Possible = field(default_factory=dict)
+    known: Known = field(default_factory=Known)
 
     def __getitem__(self, name: str) -> SSAValue:
         return self.values[name]
@@ -106,10 +119,10 @@ class Match:
 Matches = Iterator[tuple[Match, float]]
 
 
-def matches(term: Term, value: SSAValue, possible: Possible) -> Iterator[Match]:
+def matches(term: Term, value: SSAValue, known: Known) -> Iterator[Match]:
     """Yield the matches of a term with a value: no number is left over."""
     precision = PRECISION.get(element_name(unsharded_type(value).element_type), 0.0)
-    yield from again(term, value, Match(precision=precision, possible=possible))
+    yield from again(term, value, Match(precision=precision, known=known))
 
 
 def again(term: Term, value: SSAValue, match: Match) -> Iterator[Match]:
@@ -314,11 +327,11 @@ def _is_possible(term: Term, item: Item, match: Match) -> bool:
     if isinstance(term, Anything) and term.accepts is None:
         return True
     key = term, item, match.precision
-    if (known := match.possible.get(key)) is None:
-        unbound = Match(precision=match.precision, possible=match.possible)
-        known = next(_unify(term, item, unbound), None) is not None
-        match.possible[key] = known
-    return known
+    possible = match.known.possible
+    if key not in possible:
+        unbound = Match(precision=match.precision, known=match.known)
+        possible[key] = next(_unify(term, item, unbound), None) is not None
+    return possible[key]
 
 
 def _all_addends(whole: SSAValue, count: int) -> list[SSAValue]:
@@ -405,8 +418,11 @@ class FactorCut:
 def _product(term: ProductTerm, item: Item, match: Match, sign: float = 1.0) -> Matches:
     if isinstance(item, Root):
         return
-    counts = len(term.over), len(term.under)
-    for factors in _factor_cuts(item, [(item, True)], *counts):
+    over_count, under_count = len(term.over), len(term.under)
+    key, cuts = (item, over_count, under_count), match.known.cuts
+    if key not in cuts:
+        cuts[key] = [*_factor_cuts(item, [(item, True)], over_count, under_count)]
+    for factors in cuts[key]:
         over, under = _constrained_first(term.over), _constrained_first(term.under)
         for extended, divisor in _factors(under, factors.under, match):  # most are no divisors
             for whole, ratio in _factors(over, factors.over, extended):

@@ -21,8 +21,8 @@ from shardir.dialects.nn.properties import dims_attr
 from shardir.dialects.nn.types import unsharded_type
 from shardir.dialects.text import word
 from shardir.rewriting.compositions.matching import (
+    Known,
     Match,
-    Possible,
     elsewhere,
     is_annotated,
     matches,
@@ -178,8 +178,8 @@ class Order:
     count: int = 0
     shared: dict[Any, SSAValue] = field(default_factory=dict)
     """Results of new scalar ops, which all compositions share."""
-    possible: Possible = field(default_factory=dict)
-    """What is known of terms since the last change."""
+    known: Known = field(default_factory=Known)
+    """What is known since the last change."""
     changed: list[Operation] = field(default_factory=list)
     """New ops, their users, and ops whose results lost users."""
 
@@ -232,7 +232,7 @@ def _users_within(steps: int, ops: Iterable[Operation]) -> set[Operation]:
 def _apply(rule: CompositionRule, root: SSAValue, order: Order) -> bool:
     if rule.of_floats and not isinstance(unsharded_type(root).element_type, AnyFloat):
         return False
-    for match in matches(rule.root, root, order.possible):
+    for match in matches(rule.root, root, order.known):
         whole = _with_others(rule, match)
         if whole is None:
             continue
@@ -243,7 +243,7 @@ def _apply(rule: CompositionRule, root: SSAValue, order: Order) -> bool:
             assert not builder.ops
             continue
         if _replace(builder, whole, replacements):
-            order.possible.clear()
+            order.known.clear()
             return True
         builder.discard()
     return False
