@@ -156,7 +156,7 @@ def _unify(term: Term, item: Item, match: Match, is_root: bool = False) -> Match
         for choice in term.choices:
             yield from _with_part(term, item, _unify(choice, item, match, is_root))
         return
-    if isinstance(item, SSAValue):
+    if not isinstance(item, Root):
         if match.parts.get(term) is item:
             yield match, 1.0
             return
@@ -167,7 +167,7 @@ def _unify(term: Term, item: Item, match: Match, is_root: bool = False) -> Match
 
 def _with_part(term: Term, item: Item, found: Matches) -> Matches:
     for match, ratio in found:
-        if isinstance(item, SSAValue) and match.is_close(ratio, 1.0):
+        if not isinstance(item, Root) and match.is_close(ratio, 1.0):
             match = replace(match, parts={**match.parts, term: item})
         yield match, ratio
 
@@ -181,7 +181,7 @@ def _composed(term: Term, item: Item, match: Match) -> Matches:
         yield from _reduced(term, item, match)
     elif isinstance(term, OpTerm):
         yield from _op(term, item, match)
-    elif isinstance(term, NumberTerm) and isinstance(item, SSAValue):
+    elif isinstance(term, NumberTerm) and not isinstance(item, Root):
         known = splat(item)
         if known is None:
             return
@@ -196,7 +196,7 @@ def _composed(term: Term, item: Item, match: Match) -> Matches:
 
 def _anything(term: Anything, item: Item, match: Match) -> Matches:
     """A name: the negation of a value is -1 times the value."""
-    if not isinstance(item, SSAValue):
+    if isinstance(item, Root):
         return
     bound, op = match.values.get(term.name), item.owner
     if bound is None:
@@ -239,7 +239,7 @@ def _operands(terms: Sequence[Term], values: Sequence[SSAValue], match: Match) -
 
 
 def _reduced(term: ReducedTerm, item: Item, match: Match) -> Matches:
-    if not isinstance(item, SSAValue) or (op := reduction_of(item, term.drops)) is None:
+    if isinstance(item, Root) or (op := reduction_of(item, term.drops)) is None:
         return
     kind, shape = op.kind.data, unsharded_type(op.x).get_shape()
     dims = dims_of(op.properties, "dims", len(shape))
@@ -304,7 +304,7 @@ def _without_leading_ones(shape: Sequence[int]) -> tuple[int, ...]:
 
 
 def _sum(term: SumTerm, item: Item, match: Match) -> Matches:
-    if not isinstance(item, SSAValue) or not isinstance(item.owner, nn.AddOp | nn.SubOp | nn.NegOp):
+    if isinstance(item, Root) or not isinstance(item.owner, nn.AddOp | nn.SubOp | nn.NegOp):
         return
     terms, count = _constrained_first(term.addends), len(term.addends)
     values = _all_addends(item, count)
@@ -447,15 +447,15 @@ def _factor_cuts(
             yield FactorCut()
         return
     (item, is_over), rest = waiting[0], waiting[1:]
-    if isinstance(item, SSAValue) and item is not whole:
+    if not isinstance(item, Root) and item is not whole:
         item = _broadcast_source(item)
-    if isinstance(item, SSAValue) and (known := splat(item)) is not None:
+    if not isinstance(item, Root) and (known := splat(item)) is not None:
         if known and abs(known) < inf:
             for f in _factor_cuts(whole, rest, over, under):
                 yield replace(f, number=f.number * known if is_over else f.number / known)
         return
     is_open = item is whole or isinstance(item, Root) or not is_annotated(item)
-    if is_open and isinstance(item, SSAValue) and isinstance(item.owner, nn.NegOp):
+    if is_open and not isinstance(item, Root) and isinstance(item.owner, nn.NegOp):
         for f in _factor_cuts(whole, [(item.owner.x, is_over), *rest], over, under):
             yield replace(f, number=-f.number)
         return
