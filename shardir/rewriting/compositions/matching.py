@@ -65,7 +65,7 @@ class RowDims:
 
 
 @dataclass(frozen=True)
-class Known:
+class MatchFacts:
     """What is known as long as the program stays.
 
     Attributes:
@@ -91,7 +91,7 @@ class Match:
     rows: dict[str, RowDims] = field(default_factory=dict)
     parts: dict[Term, SSAValue] = field(default_factory=dict)
     precision: float = 1e-6
-    known: Known = field(default_factory=Known)
+    known: MatchFacts = field(default_factory=MatchFacts)
 
     def __getitem__(self, name: str) -> SSAValue:
         return self.values[name]
@@ -119,7 +119,7 @@ class Match:
 Matches = Iterator[tuple[Match, float]]
 
 
-def matches(term: Term, value: SSAValue, known: Known) -> Iterator[Match]:
+def matches(term: Term, value: SSAValue, known: MatchFacts) -> Iterator[Match]:
     """Yield the matches of a term with a value: no number is left over."""
     precision = PRECISION.get(element_name(unsharded_type(value).element_type), 0.0)
     yield from again(term, value, Match(precision=precision, known=known))

@@ -21,8 +21,8 @@ from shardir.dialects.nn.properties import dims_attr
 from shardir.dialects.nn.types import unsharded_type
 from shardir.dialects.text import word
 from shardir.rewriting.compositions.matching import (
-    Known,
     Match,
+    MatchFacts,
     elsewhere,
     is_annotated,
     matches,
@@ -178,7 +178,7 @@ class Order:
     count: int = 0
     shared: dict[Any, SSAValue] = field(default_factory=dict)
     """Results of new scalar ops, which all compositions share."""
-    known: Known = field(default_factory=Known)
+    known: MatchFacts = field(default_factory=MatchFacts)
     """What is known since the last change."""
     changed: list[Operation] = field(default_factory=list)
     """New ops, their users, and ops whose results lost users."""
