@@ -15,6 +15,7 @@ import socket
 import struct
 import time
 from collections import deque
+from collections.abc import Iterable
 from datetime import timedelta
 from typing import Any, NamedTuple
 
@@ -116,11 +117,8 @@ class Links:
         self, peer: int, kind: int, key: tuple[int, int], size: int, segment: Segment | None = None,
         offset: int = 0, data: bytes | bytearray = b"", urgent: bool = False,
     ) -> None:  # fmt: skip
-        """Send a message about a segment, or with its data, without waiting.
-
-        Raises:
-            RuntimeError: the peer has ended.
-        """
+        """Send a message about a segment, or with its data, without waiting; `check_sent` says
+        whether the peer had ended."""
         acks, self._acks[peer] = self._acks[peer], []
         number, new = NO_SEGMENT, 0
         if segment is not None:
@@ -136,8 +134,16 @@ class Links:
         if peer in self.backlog or not self._try_send(peer, text, announced):
             self.backlog.setdefault(peer, deque()).append((text, announced))
             self._polled = None
-        if peer in self._deaf and kind != ACKNOWLEDGEMENT:
-            raise self.ended_error(peer)
+
+    def check_sent(self, peers: Iterable[int]) -> None:
+        """Raise RuntimeError if one of `peers` had ended before a message reached it.
+
+        A collective calls this after its sends to all ranks: those that have not ended would wait
+        for a message that was skipped, and not see the cause.
+        """
+        for peer in peers:
+            if peer in self._deaf:
+                raise self.ended_error(peer)
 
     def _try_send(self, peer: int, text: bytes, announced: Segment | None) -> bool:
         """Send a message; return False where the socket is full. A message to a rank that has

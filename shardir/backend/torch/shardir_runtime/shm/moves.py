@@ -104,6 +104,7 @@ class GroupMoves(Operations):
         for peer in peers:
             size = bytes_of([parts[peer]])
             self.links.send(peer, number, key, size, segment, starts[peer])
+        self.links.check_sent(peers)
         own_part, size = views(segment.memory, starts[me], [parts[me]]), bytes_of([parts[me]])
         operands = {me: own_part[0]}
         for peer in peers:
@@ -112,6 +113,7 @@ class GroupMoves(Operations):
         reduce(op, [operands[k] for k in sorted(operands)], own_part[0])
         for peer in peers:
             self.links.send(peer, number, reduced_key, size, segment, starts[me])
+        self.links.check_sent(peers)
         parts[me].copy_(own_part[0])
         for peer in peers:
             message = yield from self._message(kind, reduced_key, peer, bytes_of([parts[peer]]))
@@ -132,6 +134,7 @@ class GroupMoves(Operations):
                 write(data[k], 0, 0, parts)
             for peer, parts in outgoing.items():
                 links.send(peer, number, key, bytes_of(parts), data=data[id(parts)])
+            links.check_sent(outgoing)
             return None
         urgent = links.segments.unread > AHEAD and any(peer not in incoming for peer in outgoing)
         segment = links.segments.take(sum(sizes.values()), outgoing)
@@ -142,6 +145,7 @@ class GroupMoves(Operations):
         for peer, parts in outgoing.items():
             k = id(parts)
             links.send(peer, number, key, bytes_of(parts), segment, starts[k], urgent=urgent)
+        links.check_sent(outgoing)
         return segment if urgent else None
 
     def _wait_for_reader(self, outgoing: PeerTensors, segment: Segment | None) -> Steps:
