@@ -5,14 +5,13 @@ test-all` sets it.
 """
 
 import gc
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
-from support import forked
+from support import forked, jax_devices  # noqa: F401 - JAX has the devices in all tests
 from support.cpu import Cpu
 from support.runlines import RunError, run, run_lines
 
@@ -24,10 +23,6 @@ settings.register_profile(
 )
 settings.load_profile("any machine")
 """No test of hypothesis fails because the machine is busy."""
-
-os.environ.setdefault("JAX_PLATFORMS", "cpu")
-os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=8")
-"""JAX has eight devices of the CPU; it reads this when it first makes an array."""
 
 COLLECTED = 5_000, 10, 200
 """The thresholds of Python's garbage collector. IR is cyclic and lives for one test: collections of

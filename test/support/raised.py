@@ -2,13 +2,14 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from shardir.api.stablehlo import import_text
+from shardir.api.stablehlo import import_program, import_text, read
 from shardir.dialects.blocks import ops_of
 from shardir.interpret.evaluator import function, run
 from support.each import check_each
@@ -55,15 +56,22 @@ def with_gradient(name: str, f: Callable[..., Any], args: tuple[Any, ...], kinds
 def check_all(
     check: Callable[[str, set[str]], object], cases: Sequence[Case], donated: tuple[int, ...] = ()
 ) -> None:
-    """Compare the results of each imported function with JAX's, and check the names of its ops."""
-    functions, every = [f for _, f, *_ in cases], [args for _, _, args, _ in cases]
+    """Compare the results of each imported function with JAX's, and check the names of its ops.
+    JAX lowers all functions to one module, but those with donated arguments to one each."""
+    every = [args for _, _, args, _ in cases]
+    functions = [jax.jit(named(f, i), keep_unused=True) for i, (_, f, *_) in enumerate(cases)]
     run_all = jax.jit(lambda every: [f(*a) for f, a in zip(functions, every, strict=True)])
-    results = run_all(every)  # one program: JAX compiles it once
+    lowered = run_all.lower(every)
+    results, program = lowered.compile()(every), read(lowered.as_text())
 
     def check_case(i: int) -> None:
         name, f, args, _ = cases[i]
-        lowered = jax.jit(f, donate_argnums=donated, keep_unused=True).lower(*args)
-        module = import_text(lowered.as_text(), name)
+        if donated:
+            own = jax.jit(f, donate_argnums=donated, keep_unused=True).lower(*args)
+            module = import_text(own.as_text(), name)
+        else:
+            main = program.functions[f"case{i}"]
+            module = import_program(replace(program, functions=program.functions | {"main": main}))
         got = run(module, "main", [np.asarray(a) for a in args])
         for value, expected in zip(got, jax.tree.leaves(results[i]), strict=True):
             tolerance = 2e-6 if expected.dtype == np.float32 else 1e-9
@@ -73,3 +81,13 @@ def check_all(
         check(name, {op.name for op in ops_of(function(module, "main").body.block)})
 
     check_each(check_case, range(len(cases)))
+
+
+def named(f: Callable[..., Any], i: int) -> Callable[..., Any]:
+    """Return a function with the name of a case, which its function in StableHLO has too."""
+
+    def case(*args: Any) -> Any:
+        return f(*args)
+
+    case.__name__ = f"case{i}"
+    return case

@@ -43,7 +43,6 @@ class Answer:
 
 
 SERVER = "import sys; sys.path.insert(0, sys.argv[1]); from support.xla import serve; serve()"
-DEVICES = 8
 
 
 def run(requests: Sequence[Request]) -> list[Answer]:
@@ -71,8 +70,9 @@ def serve() -> None:
     """Answer requests until there are no more."""
     import os
 
-    flags = f"--xla_force_host_platform_device_count={DEVICES}"
-    os.environ["XLA_FLAGS"] = f"{flags} --xla_backend_optimization_level=0"
+    from support import jax_devices
+
+    os.environ["XLA_FLAGS"] = f"{jax_devices.FLAGS} --xla_backend_optimization_level=0"
     os.environ |= {"JAX_PLATFORMS": "cpu", "JAX_ENABLE_X64": "1", "TF_CPP_MIN_LOG_LEVEL": "3"}
     out = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what XLA prints is no answer

@@ -58,8 +58,7 @@ def read_text(text: str, name: str = "<stablehlo>") -> HloProgram:
     _jax_mlir_ext.register_dialects(registry)
     context.append_dialect_registry(registry)
     for dialect in (stablehlo, chlo, sdy):
-        dialect.register_dialect(context)
-    context.load_all_available_dialects()
+        dialect.register_dialect(context)  # others are loaded where the text names them
     try:
         module = ir.Module.parse(text, context)
     except ir.MLIRError as error:
