@@ -100,14 +100,15 @@ class OfPartitions:
     def __init__(self, module: ModuleOp, name: str, arguments: Sequence[Any]):
         self.f, self.meshes = function(module, name), dist.meshes_of(module)
         self.mesh = next(iter(self.meshes.values()))
-        types = self.f.function_type.inputs.data
+        types: Sequence[Any] = self.f.function_type.inputs.data
         whole = [global_type(t, self.meshes) for t in types]
+        shards = [
+            split(round_to_element(x, w.element_type), self.layout(t), self.mesh, holder=i)
+            for i, (x, w, t) in enumerate(zip(arguments, whole, types, strict=True))
+        ]
         self.request = xla.Request(
             shardir.to_stablehlo(module, name),
-            [
-                split(round_to_element(x, w.element_type), self.layout(t), self.mesh, holder=i)
-                for i, (x, w, t) in enumerate(zip(arguments, whole, types, strict=True))
-            ],
+            [[padded(x, t.get_shape()) for x in of] for of, t in zip(shards, types, strict=True)],
             elements_of(whole),
             of_partitions=True,
         )
@@ -117,29 +118,46 @@ class OfPartitions:
 
     def whole(self, results: Sequence[Any]) -> list[Any]:
         """The global results. Raises ShardirError where replicas differ."""
-        return [
-            assemble(parts, self.layout(t), self.mesh, global_type(t, self.meshes).get_shape())
-            for parts, t in zip(results, self.f.function_type.outputs, strict=True)
-        ]
+        out = []
+        for parts, t in zip(results, self.f.function_type.outputs, strict=True):
+            layout, shape = self.layout(t), global_type(t, self.meshes).get_shape()
+            slices = (layout.slices(self.mesh, shape, rank) for rank in range(self.mesh.size))
+            shards = [
+                x[tuple(slice(s.stop - s.start) for s in own)]
+                for x, own in zip(parts, slices, strict=True)
+            ]
+            out.append(assemble(shards, layout, self.mesh, shape))
+        return out
+
+
+def padded(x: Any, shape: Sequence[int]) -> Any:
+    """A shard as the block of a partition: with NaN, which would show in elements it is mixed
+    into."""
+    out = np.full(shape, np.nan if x.dtype.kind == "f" else 7, x.dtype)
+    out[tuple(map(slice, x.shape))] = x
+    return out
 
 
 LAID_OUT = [
-    ("4x8 [{a}, {b}]", "nn.triu %x diagonal 1", "4x8"),
-    ("4x8 [{a}, {b}]", "nn.softmax %x axis 1", "4x8"),
-    ("4x8 [{a}, {b}]", "nn.layer_norm %x, %w, %w eps 1.0e-5", "4x8", "8"),
-    ("4x8 [{a}, {b}]", "nn.reduce <mean> %x dims <0, 1>", ""),
+    ("4x7 [{a}, {b}]", "nn.triu %x diagonal 1", "4x7"),
+    ("4x7 [{a}, {b}]", "nn.softmax %x axis 1", "4x7"),
+    ("5x8 [{a}, {b}]", "nn.layer_norm %x, %w, %w eps 1.0e-5", "5x8", "8"),
+    ("5x1 [{a}, {b}]", "nn.reduce <mean> %x dims <0, 1>", ""),
+    ("4x7 [{a}, {b}]", "nn.reduce <max> %x dims <1>", "4"),
     ("4x8 [{a}, {b}]", "nn.slice %x starts <0, 2> limits <4, 6> strides <1, 2>", "4x2"),
-    ("4x8 [{a}, {b}]", "nn.pad %x low <2, 0> high <2, 8> value 1.5", "8x16"),
-    ("4x8 [{a}, {b}]", "nn.roll %x shifts <1, 3>", "4x8"),
-    ("4x8 [{a}, {b}]", "nn.cumsum %x axis 1", "4x8"),
+    ("5x7 [{}, {b}]", "nn.slice %x starts <0, 2> limits <5, 5> strides <1, 1>", "5x3"),
+    ("4x7 [{a}, {b}]", "nn.pad %x low <2, 0> high <2, 8> value 1.5", "8x15"),
+    ("5x8 [{a}, {b}]", "nn.roll %x shifts <1, 3>", "5x8"),
+    ("5x8 [{a}, {b}]", "nn.cumsum %x axis 1", "5x8"),
     ("4x8 [{a}, {b}]", "nn.argmax %x axis 1", "4"),
     ("4x2x8x4 [{a}, {}, {b}, {}]", "nn.attention %x, %x, %x causal", "4x2x8x4"),
-    ("4x8 [{a}, {b}]", "nn.matmul %x, %w", "4x4", "8x4 [{b}, {}]"),
-    ("4x4x8 [{a}, {}, {b}]", "nn.conv %x, %w padding <1, 1>", "4x2x8", "2x4x3"),
+    ("2x5x4 [{a}, {b}, {}]", "nn.attention %x, %w, %w causal", "2x5x4", "2x5x4"),
+    ("4x7 [{a}, {b}]", "nn.matmul %x, %w", "4x5", "7x5 [{b}, {}]"),
+    ("4x4x7 [{a}, {}, {b}]", "nn.conv %x, %w padding <1, 1>", "4x2x7", "2x4x3"),
     ("4x4x8 [{a}, {}, {b}]", "nn.max_pool %x window <2> stride <2>", "4x4x4"),
 ]  # fmt: skip
-"""Ops whose text depends on where a partition is, or that need collectives: the operand and its
-layout, the op, its result, and another operand."""
+"""Ops whose text depends on where a partition is, or that need collectives, on even and uneven
+shards: the operand and its layout, the op, its result, and another operand."""
 
 
 def laid_out_op(x: str, op: str, out: str, w: str = "2x2") -> ModuleOp:
@@ -175,7 +193,22 @@ def collective(op: str, before: str, after: str, shape: str, to: str) -> str:
             f"  func.return %y : {two}\n}}")  # fmt: skip
 
 
+def uneven(op: str, before: str, shape: str, after: str, to: str, of: str) -> str:
+    return collective(op, f"{before}, of {of}", f"{after}, of {of}", shape, to)
+
+
 COLLECTIVES = [
+    uneven("all_gather %x dim 0 over <a>", "[{a}, {b}]", "3x4", "[{}, {b}]", "5x4", "[5, 7]"),
+    uneven("all_gather %x dim 0 over <b>", "[{a, b}, {}]", "2x2", "[{a}, {}]", "4x2", "[7, 2]"),
+    uneven("reduce_scatter <sum> %x dim 1 over <a, b>", "[{}, {}], partial sum {a, b}", "3x5",
+           "[{}, {a, b}]", "3x2", "[3, 5]"),
+    uneven("all_to_all %x split 1 concat 0 over <a>", "[{a}, {}]", "3x7", "[{}, {a}]", "5x4",
+           "[5, 7]"),
+    uneven("all_slice %x dim 1 over <a, b>", "[{}, {}]", "2x5", "[{}, {a, b}]", "2x2", "[2, 5]"),
+    uneven("sharded_to_partial %x dim 0 over <a, b>", "[{a, b}, {}]", "2x2",
+           "[{}, {}], partial sum {a, b}", "5x2", "[5, 2]"),
+    uneven("exchange %x over <a, b>", "[{a, b} sizes [1, 0, 3, 1], {}]", "3x3", "[{b}, {a}]", "3x2",
+           "[5, 3]"),
     collective("all_reduce <sum> %x over <b>", "[{a}, {}], partial sum {b}", "[{a}, {}]", "2x8",
                "2x8"),
     collective("all_reduce <max> %x over <a, b>", "[{}, {}], partial max {a, b}", "[{}, {}]", "4x8",
@@ -212,7 +245,7 @@ def test_partitions_equal_one_device():
     for text in COLLECTIVES:
         module = shardir.parse(f"dist.mesh @m <a = 2, b = 2>\n{text}")
         programs.append((module, module))
-    for stem in ("ring_attention", "split_softmax_by_hand"):
+    for stem in ("ring_attention", "split_softmax_by_hand", "parameter_server"):
         module = shardir.parse((EXAMPLES / f"{stem}.ir").read_text())
         programs.append((module, module))
     names = [
@@ -372,11 +405,28 @@ def test_definitions_that_fail_are_refused(monkeypatch: pytest.MonkeyPatch):
         shardir.to_stablehlo(module)
 
 
-def test_uneven_shards_of_partitions_are_refused():
-    text = REFUSED.replace('"acme.fold"(%x)', "nn.relu %x").replace('"acme.bend"(%y)', "nn.relu %y")
-    module = applied(text, ",".join(LOWERING))
-    with pytest.raises(shardir.ShardirError, match="expected even shards for partitions"):
+def test_what_mixes_padding_of_uneven_shards_is_refused():
+    """A reduction of which nothing says what its padding must be, and shards that are no parts of
+    the other shards: 2, 2, 1, 0 and 3, 2."""
+    one, two = (
+        f"tensor<{n}x3xf32, #dist.local<@m, [{axes}, {{}}], of [5, 3]>>"
+        for n, axes in ((2, "{a, b}"), (3, "{a}"))
+    )
+    ids = one.replace("f32", "i64")
+    out = "tensor<4x3xf32, #dist.local<@m, [{}, {}], partial max {a, b}>>"
+    module = shardir.parse(
+        "dist.mesh @m <a = 2, b = 2>\n"
+        f"func.func @f(%i: {ids}, %x: {one}) -> ({two}, {out}) {{\n"
+        f"  %y = dist.all_gather %x dim 0 over <b> : ({one}) -> {two}\n"
+        f"  %z = nn.scatter_reduce <max> %i, %x axis 0 : ({ids}, {one}) -> {out}\n"
+        f"  func.return %y, %z : {two}, {out}\n}}"
+    )
+    with pytest.raises(shardir.ShardirError) as error:
         shardir.to_stablehlo(module)
+    message = str(error.value)
+    assert message.count("expected even shards for partitions") == 2
+    assert "dist.all_gather: dimension 0, of which {a, b} splits no shard of" in message
+    assert "nn.scatter_reduce: dimension 0 of operand 0, over which it reduces" in message
 
 
 def test_a_compiled_program_has_both_views():

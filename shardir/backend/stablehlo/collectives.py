@@ -1,4 +1,10 @@
-"""The collectives of the local view, among partitions: with groups of their numbers."""
+"""The collectives of the local view, among partitions: with groups of their numbers.
+
+Blocks of uneven shards move with their padding:
+
+    all_gather      [0 1 2] [3 4 .]  ->  [0 1 2 3 4 .]  ->  [0 1 2 3 4]
+    reduce_scatter  [0 1 2 3 4]  ->  [0 1 2 3 4 .]  ->  [0 1 2] [3 4 .]
+"""
 
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -7,11 +13,11 @@ from xdsl.ir import SSAValue
 
 from shardir.algebra.exchange import pieces
 from shardir.algebra.layout import Shape
-from shardir.algebra.mesh import Axes
+from shardir.algebra.mesh import Axes, axes_text, sizes_of
 from shardir.backend.stablehlo.functions import einsum, lowest
-from shardir.backend.stablehlo.ops.windows import folded, from_starts, to_starts, unfolded
+from shardir.backend.stablehlo.ops.windows import folded, unfolded
 from shardir.backend.stablehlo.place import PartitionPlace
-from shardir.backend.stablehlo.traced import TracedArray, generic, scalar_region
+from shardir.backend.stablehlo.traced import TracedArray, UnevenShards, generic, scalar_region
 from shardir.dialects import dist
 
 CHANNEL = "#stablehlo.channel_handle<handle = {}, type = 0>"
@@ -53,6 +59,38 @@ def all_gather(p: PartitionPlace, x: TracedArray, dim: int, axes: Axes) -> Trace
     return generic(x, "all_gather", [x], [(tuple(shape), x.element)], properties)[0]
 
 
+def _check_blocks(
+    p: PartitionPlace, split: SSAValue, whole: SSAValue | None, dim: int, axes: Axes
+) -> None:
+    """Raise UnevenShards unless the blocks of a group, one after the other, are the block of
+    `whole`, or by default the dimension, and then padding."""
+    layout = dist.layout_of(split)
+    assert layout is not None
+    if dim not in p.uneven_dims(split):
+        return
+    if sizes_of(layout.dims[dim]):
+        raise UnevenShards(f"dimension {dim}, of explicit sizes")
+    for group in p.mesh.groups(axes):
+        ranks = [p.ranks[r] for r in group]
+        start, n = 0, ranks[0].global_shape(split)[dim]
+        if whole is not None:
+            start, n = ranks[0].start(whole, dim), ranks[0].shape(whole)[dim]
+        own = sum(rank.shape(split)[dim] for rank in ranks)
+        if own != n or (n and start != ranks[0].start(split, dim)):
+            text = axes_text(layout.dims[dim])
+            raise UnevenShards(f"dimension {dim}, of which {text} splits no shard of the rest")
+
+
+def _cut(
+    p: PartitionPlace, x: TracedArray, split: SSAValue, whole: SSAValue | None, dim: int, axes: Axes
+) -> TracedArray:
+    """Return a block with padding so that it is those of a group, one after the other."""
+    _check_blocks(p, split, whole, dim, axes)
+    high = [0] * x.ndim
+    high[dim] = p.shape(split)[dim] * p.mesh.extent(axes) - x.shape[dim]
+    return x.pad([0] * x.ndim, high)
+
+
 def _own_shard(p: PartitionPlace, x: TracedArray, dim: int, axes: Axes) -> TracedArray:
     size = x.shape[dim] // p.mesh.extent(axes)
     return x.dynamic_part(dim, p.position(axes) * size, size)
@@ -65,9 +103,15 @@ def _all_reduce(
 
 
 def _all_gather(
-    p: PartitionPlace, op: dist.AllGatherOp, x: TracedArray, value: SSAValue, out: SSAValue
+    p: PartitionPlace,
+    op: dist.AllGatherOp | dist.GatherToRootOp,
+    x: TracedArray,
+    value: SSAValue,
+    out: SSAValue,
 ) -> TracedArray:
-    return all_gather(p, x, op.dim.value.data, op.axes.data)
+    dim, axes = op.dim.value.data, op.axes.data
+    _check_blocks(p, value, out, dim, axes)
+    return all_gather(p, x, dim, axes).along(dim, 0, p.shape(out)[dim])
 
 
 def reduce_scatter(
@@ -85,19 +129,24 @@ def reduce_scatter(
 def _reduce_scatter(
     p: PartitionPlace, op: dist.ReduceScatterOp, x: TracedArray, value: SSAValue, out: SSAValue
 ) -> TracedArray:
-    return reduce_scatter(p, x, op.reduction.data, op.dim.value.data, op.axes.data)
+    dim, axes = op.dim.value.data, op.axes.data
+    x = _cut(p, x, out, value, dim, axes)
+    return reduce_scatter(p, x, op.reduction.data, dim, axes)
 
 
 def _all_slice(
     p: PartitionPlace, op: dist.AllSliceOp, x: TracedArray, value: SSAValue, out: SSAValue
 ) -> TracedArray:
-    return _own_shard(p, x, op.dim.value.data, op.axes.data)
+    dim, axes = op.dim.value.data, op.axes.data
+    return _own_shard(p, _cut(p, x, out, value, dim, axes), dim, axes)
 
 
 def _all_to_all(
     p: PartitionPlace, op: dist.AllToAllOp, x: TracedArray, value: SSAValue, out: SSAValue
 ) -> TracedArray:
     split, concat, axes = op.split.value.data, op.concat.value.data, op.axes.data
+    _check_blocks(p, value, out, concat, axes)
+    x = _cut(p, x, out, value, split, axes)
     n, shape = p.mesh.extent(axes), [*x.shape]
     shape[split] //= n
     shape[concat] *= n
@@ -105,7 +154,8 @@ def _all_to_all(
         "concat_dimension": f"{concat} : i64", "split_count": f"{n} : i64",
         "split_dimension": f"{split} : i64", **_properties(p, axes, flattens=False),
     }  # fmt: skip
-    return generic(x, "all_to_all", [x], [(tuple(shape), x.element)], properties)[0]
+    (moved,) = generic(x, "all_to_all", [x], [(tuple(shape), x.element)], properties)
+    return moved.along(concat, 0, p.shape(out)[concat])
 
 
 def _at(
@@ -128,15 +178,15 @@ def _broadcast(
 def _gather(
     p: PartitionPlace, op: dist.GatherToRootOp, x: TracedArray, value: SSAValue, out: SSAValue
 ) -> TracedArray:
-    return all_gather(p, x, op.dim.value.data, op.axes.data)
+    return _all_gather(p, op, x, value, out)
 
 
 def _scatter(
     p: PartitionPlace, op: dist.ScatterFromRootOp, x: TracedArray, value: SSAValue, out: SSAValue
 ) -> TracedArray:
-    axes = op.axes.data
+    dim, axes = op.dim.value.data, op.axes.data
     whole = all_reduce(p, _at(p, x, op.root.value.data, axes), "sum", axes)
-    return _own_shard(p, whole, op.dim.value.data, axes)
+    return _own_shard(p, _cut(p, whole, out, value, dim, axes), dim, axes)
 
 
 def permute(
@@ -181,11 +231,9 @@ def _sharded_to_partial(
     p: PartitionPlace, op: dist.ShardedToPartialOp, x: TracedArray, value: SSAValue, out: SSAValue
 ) -> TracedArray:
     dim, axes = op.dim.value.data, op.axes.data
-    zeros = x.constant(0, x.element, p.shape(out))
-    zero = p.constant(0, "i64")
-    first = p.position(axes) * x.shape[dim]
-    starts = [first if d == dim else zero for d in range(x.ndim)]
-    return zeros.op("dynamic_update_slice", x, *starts)
+    _check_blocks(p, value, out, dim, axes)
+    starts = [p.mesh.index(r, axes) * x.shape[dim] for r in range(p.mesh.size)]
+    return p.to_starts(x, dim, starts, p.shape(out)[dim])
 
 
 # ---- halo exchanges ----
@@ -196,7 +244,8 @@ class _PlacedWindows(NamedTuple):
 
     Attributes:
         starts: for each partition, the element of the whole dimension at which its windows begin.
-        start: the same in its shard, if it is equal on all partitions; else None.
+        start: the same in its shard, if it is equal on all partitions, whose shards are even; else
+            None.
         length: from the first element of the windows to the last.
         rows: the elements of a shard.
     """
@@ -210,12 +259,12 @@ class _PlacedWindows(NamedTuple):
     def of(
         cls, p: PartitionPlace, op: dist.HaloOp, value: SSAValue, out: SSAValue
     ) -> "_PlacedWindows":  # fmt: skip
-        w, axes = op.windows(value, out, p.mesh), op.axes.data
-        n = p.mesh.extent(axes)
-        rows, each = w.rows // n, w.count // n
-        positions = [p.mesh.index(r, axes) for r in range(p.mesh.size)]
-        starts = [k * each * w.step + w.offset for k in positions]
-        start = w.offset if each * w.step == rows else None
+        w, dim = op.windows(value, out, p.mesh), op.dim.value.data
+        of, cut = op.ends(value, out)
+        rows, each = p.shape(of)[dim], p.shape(cut)[dim]
+        starts = [rank.start(cut, dim) * w.step + w.offset for rank in p.ranks]
+        is_even = not any(dim in p.uneven_dims(v) for v in (of, cut))
+        start = w.offset if is_even and each * w.step == rows else None
         return cls(starts, start, (each - 1) * w.step + w.size, rows)
 
     def shifts(self, start: int) -> range:
@@ -233,8 +282,9 @@ def _halo_unfold(
     count, size = p.shape(out)[dim : dim + 2]
     step, filling = op.step.value.data, 0 if op.lowest is None else lowest(x.element, -1)
     if halo.start is None:
-        whole = all_gather(p, x, dim, axes)
-        span = from_starts(p, whole, dim, halo.starts, halo.length, filling)
+        _check_blocks(p, value, None, dim, axes)
+        whole = all_gather(p, x, dim, axes).along(dim, 0, p.global_shape(value)[dim])
+        span = p.from_starts(whole, dim, halo.starts, halo.length, filling)
         return unfolded(span, dim, count, size, step, 0)
     start, pieces_of = halo.start, []
     for shift in halo.shifts(start):
@@ -258,11 +308,12 @@ def _halo_fold(
     in each shard, the sum of all is scattered."""
     dim, axes = op.dim.value.data, op.axes.data
     halo, n = _PlacedWindows.of(p, op, value, out), p.mesh.extent(axes)
+    if dim in p.uneven_dims(value):
+        x = p.masked(x, value, [dim])
     span = folded(x, dim, halo.length, op.step.value.data, 0)
     if halo.start is None:
-        total = n * halo.rows
-        whole = to_starts(p, span, dim, halo.starts, total)
-        return reduce_scatter(p, whole, "sum", dim, axes)
+        whole = p.to_starts(span, dim, halo.starts, p.global_shape(out)[dim])
+        return reduce_scatter(p, _cut(p, whole, out, None, dim, axes), "sum", dim, axes)
     start, stop, result = halo.start, halo.start + halo.length, None
     for shift in halo.shifts(start):
         low, high = max(shift * halo.rows, start), min((shift + 1) * halo.rows, stop)
@@ -373,10 +424,18 @@ COLLECTIVES: dict[str, WriteValue] = {
 """How each collective is written, by the name of its record."""
 
 
+def receive(p: PartitionPlace, op: dist.RecvOp, x: TracedArray) -> TracedArray:
+    """The value of the sender of each group, at its receiver; zeros elsewhere."""
+    source, target, axes = op.ends
+    return permute(p, x, [(source, target)], axes)
+
+
 def ring_product(
     p: PartitionPlace, op: dist.RingProductOp, *operands: TracedArray
 ) -> list[TracedArray]:
     """A product in steps as the collective and the product, which XLA may overlap again."""
+    if any(p.uneven_dims(v) for v in (*op.operands, *op.results)):
+        raise UnevenShards("a product in steps")
     which, dim, out = op.ring
     x, axes = [*operands], op.axes.data
     if isinstance(op, dist.GatheredProductOp):

@@ -20,12 +20,13 @@ from shardir.algebra.layout import Layout
 from shardir.algebra.mesh import Mesh
 from shardir.algebra.sdy import mesh_to_sdy, to_sdy
 from shardir.analysis.loops import execution_order
-from shardir.backend.stablehlo.collectives import COLLECTIVES, ring_product
+from shardir.backend.stablehlo.collectives import COLLECTIVES, receive, ring_product
 from shardir.backend.stablehlo.functions import UFUNCS
 from shardir.backend.stablehlo.literals import NARROW, element_of
 from shardir.backend.stablehlo.ops import WRITERS
-from shardir.backend.stablehlo.place import DevicePlace, PartitionPlace
-from shardir.backend.stablehlo.traced import TracedArray, Untraceable
+from shardir.backend.stablehlo.place import DevicePlace, PartitionPlace, UnknownPlace
+from shardir.backend.stablehlo.traced import TracedArray, UnevenShards, Untraceable
+from shardir.backend.stablehlo.uneven import masked_operands
 from shardir.backend.stablehlo.writer import HloWriter, ValueNames, WrittenValue
 from shardir.diagnostics import Failure, ShardirError
 from shardir.dialects import dist, nn, train
@@ -113,7 +114,6 @@ class FunctionExport:
         heads = [
             f"%{names.of(a.value)[1:]}: {a.value.type}{attributes}"
             for a, attributes in zip(arguments, self._attributes_of_arguments(), strict=True)
-            if a is not None
         ]
         types = [
             f"{v.type}{attributes}"
@@ -137,21 +137,10 @@ class FunctionExport:
             "",
         ])  # fmt: skip
 
-    def _argument(self, v: SSAValue) -> TracedArray | None:
-        if not self._check_even(self.f, v):
-            return None
+    def _argument(self, v: SSAValue) -> TracedArray:
         return TracedArray(
             self.writer, WrittenValue(self.place.shape(v), element_of(v.type), v.name_hint)
         )
-
-    def _check_even(self, op: Operation, v: SSAValue) -> bool:
-        """Refuse a value whose shards are uneven: all partitions run one program."""
-        is_even = not isinstance(self.place, PartitionPlace) or self.place.is_even(v)
-        if not is_even:
-            layout = dist.layout_of(v)
-            self._refuse(op, f"expected even shards for partitions, got [{layout}] of a dimension "
-                         "that it does not divide; use another layout")  # fmt: skip
-        return is_even
 
     def _attributes_of_arguments(self) -> list[str]:
         updated = {a: i for i, a in enumerate(train.updated_arguments(self.f)) if a is not None}
@@ -195,17 +184,20 @@ class FunctionExport:
 
     # ---- ops ----
 
-    def run(self, block: Block, arguments: Sequence[TracedArray | None]) -> list[TracedArray]:
+    def run(self, block: Block, arguments: Sequence[TracedArray]) -> list[TracedArray]:
         """Write the ops of a block; return its results. After an op that is refused, the others are
         only checked."""
         adopt_unknown(block)
+        sends = dist.matching_sends(block.ops)
         env: dict[SSAValue, TracedArray | None] = dict(zip(block.args, arguments, strict=True))
         for op, self.place.run in execution_order(block.ops):
             operands = [env.get(v) for v in op.operands]
             if isinstance(op, ReturnOp):
                 return [v for v in operands if v is not None]
-            if isinstance(op, train.Mark | dist.ShardingGroupOp):
+            if isinstance(op, train.Mark | dist.ShardingGroupOp | dist.SendOp):
                 continue
+            if isinstance(op, dist.RecvOp):
+                operands = [env.get(sends[op].value)]
             results = self._results(op, operands, env)
             if isinstance(op, train.ItemsOp):
                 env[op.outs[self.place.run]] = operands[0]
@@ -221,8 +213,6 @@ class FunctionExport:
     ) -> TracedArray | None:
         """A result with its type, name and layout."""
         if result is None:
-            return None
-        if not self._check_even(op, v):
             return None
         element, shape = element_of(v.type), self.place.shape(v)
         result = result.to(element)
@@ -260,6 +250,9 @@ class FunctionExport:
             self._check(op)
             if len(known) == len(operands):
                 return self._written(op, known, env)
+        except UnevenShards as error:
+            got = f"uneven ones of {_name(op)}: {error}"
+            self._refuse(op, f"expected even shards for partitions, got {got}; use another layout")
         except Untraceable as error:
             self._refuse(op, f"expected an op that StableHLO has, got {_name(op)}: {error}")
         return [None for _ in op.results]
@@ -271,7 +264,7 @@ class FunctionExport:
         if isinstance(op, ManualOp):
             return
         among = isinstance(self.place, PartitionPlace) and (
-            isinstance(op, dist.RingProductOp)
+            isinstance(op, dist.RingProductOp | dist.RecvOp)
             or (isinstance(op, dist.CollectiveOp) and op.record.name in COLLECTIVES)
         )
         if not among and not isinstance(op, (TensorOp, CallOp, dist.WaitOp, *dist.SAME_VALUE)):
@@ -295,9 +288,13 @@ class FunctionExport:
         if isinstance(self.place, PartitionPlace):
             if isinstance(op, dist.CollectiveOp):
                 return self._collective(self.place, op, operands)
+            if isinstance(op, dist.RecvOp):
+                return [receive(self.place, op, *operands)]
             if isinstance(op, dist.RingProductOp):
                 return ring_product(self.place, op, *operands)
         assert isinstance(op, TensorOp)
+        if isinstance(self.place, PartitionPlace):
+            operands = masked_operands(self.place, op, operands, type(op) in WRITERS)
         return self.tensor_op(op, operands)
 
     def _manual(self, op: ManualOp, operands: Sequence[TracedArray]) -> list[TracedArray]:
@@ -320,9 +317,7 @@ class FunctionExport:
             raise Untraceable("its body has such ops")
         self.manuals += 1
         names = ValueNames(f"manual{self.manuals}_")
-        heads = ", ".join(
-            f"{names.of(a.value)}: {a.value.type}" for a in arguments if a is not None
-        )
+        heads = ", ".join(f"{names.of(a.value)}: {a.value.type}" for a in arguments)
         lines = part.writer.lines(names, results, "      ")
         returned = ", ".join(names.of(v) for v in results)
         inputs, outputs = (
@@ -400,16 +395,17 @@ class FunctionExport:
         block.add_op(new)
         block.add_op(ReturnOp(*new.results))
         decompose(new, Rewriter())
-        return FunctionPart(self).run(block, operands)
+        return FunctionPart(self, op).run(block, operands)
 
 
 class FunctionPart(FunctionExport):
-    """A block without layouts within a function."""
+    """A block without layouts within a function: the decomposition of an op."""
 
-    def __init__(self, outer: FunctionExport):
+    def __init__(self, outer: FunctionExport, op: TensorOp):
         self.module, self.f, self.writer = outer.module, outer.f, outer.writer
         self.mesh, self.is_local, self.refusals = None, False, outer.refusals
-        self.place = DevicePlace(outer.writer)
+        is_split = isinstance(outer.place, PartitionPlace) and outer.place.splits_any(op)
+        self.place = UnknownPlace(outer.writer) if is_split else DevicePlace(outer.writer)
         self.place.run = outer.place.run
 
     def _refuse(self, op: Operation, reason: str) -> None:

@@ -208,6 +208,22 @@ def _extreme(kind: str, sign: int) -> Callable[..., TracedArray]:
     return write
 
 
+def _index_of(kind: str, sign: int) -> Callable[..., TracedArray]:
+    """The first index of an extreme; NaN counts as one."""
+
+    def write(t: TracedArray, x: TracedArray, axis: int, keepdims: bool = False) -> TracedArray:
+        (dim,) = _dims(x, axis)
+        extreme = x.reduced(kind, lowest(x.element, sign), [dim], True).spread(x.shape)
+        is_extreme = x.compare("EQ", extreme)
+        if x.element in FLOATS:
+            is_extreme = is_extreme.same("or", _isnan(x))
+        ids = x.iota(x.shape, dim, "i64")
+        first = is_extreme.select(ids, ids.constant(x.shape[dim], "i64", x.shape))
+        return first.reduced("minimum", lowest("i64", 1), [dim], keepdims)
+
+    return write
+
+
 # ---- shapes ----
 
 
@@ -290,12 +306,16 @@ UFUNCS[np.matmul] = _matmul
 
 FUNCTIONS |= {
     np.where: _where,
+    np.isneginf: lambda t, x: x.compare("EQ", _number(x, -math.inf)),
+    np.isposinf: lambda t, x: x.compare("EQ", _number(x, math.inf)),
     np.clip: _clip,
     np.nan_to_num: _nan_to_num,
     np.sum: _sum,
     np.mean: _mean,
     np.max: _extreme("maximum", -1),
     np.min: _extreme("minimum", 1),
+    np.argmax: _index_of("maximum", -1),
+    np.argmin: _index_of("minimum", 1),
     np.reshape: lambda t, x, shape: x.reshape(shape),
     np.transpose: lambda t, x, axes=None: x.transpose(axes),
     np.stack: _stack,

@@ -1,15 +1,19 @@
 """Where an op is computed: on the only device of the global view, or on each partition of the local
-view. What differs between partitions is looked up by their number."""
+view. What differs between partitions is looked up by their number.
+
+Partitions run one program: each has a block of the shape of the largest shard, whose end is padding
+where its own shard is shorter.
+"""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from xdsl.ir import SSAValue
+from xdsl.ir import Operation, SSAValue
 
 from shardir.algebra.layout import Layout, Shape
 from shardir.algebra.mesh import Axes, Mesh
-from shardir.backend.stablehlo.traced import TracedArray
+from shardir.backend.stablehlo.traced import TracedArray, Untraceable
 from shardir.backend.stablehlo.writer import HloWriter, WrittenValue
 from shardir.dialects import dist
 from shardir.dialects.nn.types import unsharded_type
@@ -57,14 +61,24 @@ class DevicePlace:
     def own(self, whole: TracedArray, out: SSAValue, dims: Sequence[int]) -> TracedArray:
         """A device's shard of a value that is whole along `dims`."""
         for d in dims:
-            if self.splits(out, d):
-                whole = whole.dynamic_part(d, self.start(out, d), self.shape(out)[d])
+            whole = self.own_along(whole, d, out, d)
+        return whole
+
+    def own_along(self, whole: TracedArray, dim: int, out: SSAValue, of: int) -> TracedArray:
+        """A device's shard of a value along one dimension, as dimension `of` of a result has it."""
         return whole
 
     def indices(self, value: SSAValue, dim: int, element: str = "i64") -> TracedArray:
         """The global indices of the elements of a shard along a dimension, of rank 1."""
         first = self.start(value, dim).to(element)
         return self.iota((self.shape(value)[dim],), 0, element) + first
+
+
+class UnknownPlace(DevicePlace):
+    """A partition whose values have no layouts, as in the decomposition of an op."""
+
+    def start(self, value: SSAValue, dim: int) -> TracedArray:
+        raise Untraceable("its decomposition needs the place of a shard")
 
 
 class PartitionPlace(DevicePlace):
@@ -106,17 +120,66 @@ class PartitionPlace(DevicePlace):
         return self.by_partition(lambda rank: rank.start(value, dim))
 
     def shape(self, value: SSAValue) -> Shape:
-        return self.ranks[0].shape(value)
+        """The shape of the largest shard, which all partitions have."""
+        return unsharded_type(value).get_shape()
 
     def global_shape(self, value: SSAValue) -> Shape:
         return self.ranks[0].global_shape(value)
 
-    def is_even(self, value: SSAValue) -> bool:
-        """Whether all partitions have shards of one shape."""
+    def splits(self, value: SSAValue, dim: int) -> bool:
+        layout = dist.layout_of(value)
+        return layout is not None and self.mesh.extent(layout.dims[dim]) > 1
+
+    def splits_any(self, op: Operation) -> bool:
+        """Whether an operand or a result of an op is split."""
+        return any(
+            self.splits(v, d)
+            for v in (*op.operands, *op.results) for d in range(len(self.shape(v)))
+        )  # fmt: skip
+
+    def own_along(self, whole: TracedArray, dim: int, out: SSAValue, of: int) -> TracedArray:
+        if not self.splits(out, of):
+            return whole
+        starts = [rank.start(out, of) for rank in self.ranks]
+        return self.from_starts(whole, dim, starts, self.shape(out)[of])
+
+    # ---- uneven shards ----
+
+    def uneven_dims(self, value: SSAValue) -> list[int]:
+        """The dimensions of which shards differ in size."""
         layout = dist.layout_of(value)
         if layout is None:
-            return True
-        return len({rank.shape(value) for rank in self.ranks}) == 1
+            return []
+        sizes = zip(self.global_shape(value), layout.dims, strict=True)
+        return [d for d, (n, axes) in enumerate(sizes) if not self.mesh.even(n, axes)]
+
+    def masked(
+        self, x: TracedArray, value: SSAValue, dims: Sequence[int], filling: Any = 0
+    ) -> TracedArray:
+        """A block with a number for its padding along some dimensions."""
+        for d in dims:
+            count = self.by_partition(lambda rank, d=d: rank.shape(value)[d])
+            is_real = (self.iota((x.shape[d],), 0) < count).broadcast(x.shape, [d])
+            x = is_real.select(x, x.constant(filling, x.element, x.shape))
+        return x
+
+    def from_starts(
+        self, x: TracedArray, dim: int, starts: Sequence[int], length: int, filling: float = 0
+    ) -> TracedArray:
+        """`length` elements of a dimension from each partition's start on; the filling outside."""
+        low, high = [0] * x.ndim, [0] * x.ndim
+        low[dim] = max(0, -min(starts))
+        high[dim] = max(0, max(starts) + length - x.shape[dim])
+        x = x.pad(low, high, filling)
+        return x.dynamic_part(dim, self.lookup([s + low[dim] for s in starts]), length)
+
+    def to_starts(self, x: TracedArray, dim: int, starts: Sequence[int], size: int) -> TracedArray:
+        """Zeros along a dimension of `size`, with x from each partition's start on."""
+        low, high = [0] * x.ndim, [0] * x.ndim
+        low[dim] = max(0, *starts)
+        high[dim] = max(0, size - min(starts) - x.shape[dim])
+        padded = x.pad(low, high)
+        return padded.dynamic_part(dim, self.lookup([low[dim] - s for s in starts]), size)
 
     # ---- groups ----
 

@@ -24,6 +24,10 @@ class Untraceable(Exception):  # noqa: N818 - it says why, and is caught for eac
     """A definition that values without elements do not pass through; the message says why."""
 
 
+class UnevenShards(Untraceable):
+    """An op that mixes the padding of uneven shards into elements; the message says where."""
+
+
 Ufunc = Callable[..., "TracedArray"]
 
 UFUNCS: dict[Any, Ufunc] = {}

@@ -10,9 +10,9 @@ from typing import Any
 from xdsl.ir import Operation, SSAValue
 
 from shardir.backend.stablehlo.functions import lowest
-from shardir.backend.stablehlo.literals import array_text, element_of, ints_text
+from shardir.backend.stablehlo.literals import NARROW, array_text, element_of, ints_text
 from shardir.backend.stablehlo.place import DevicePlace
-from shardir.backend.stablehlo.traced import TracedArray, generic, scalar_region
+from shardir.backend.stablehlo.traced import TracedArray, generic, numpy, scalar_region
 from shardir.backend.stablehlo.writer import WriteOp
 from shardir.dialects import nn
 from shardir.dialects.nn.properties import axis_of
@@ -166,6 +166,22 @@ def _pick_grad(p: DevicePlace, op: nn.PickGradOp, ids: TracedArray, dy: TracedAr
     return here.select(rows, dy.constant(0, dy.element, here.shape))
 
 
+def _cross_entropy_grad(
+    p: DevicePlace,
+    op: nn.CrossEntropyGradOp,
+    log_p: TracedArray,
+    labels: TracedArray,
+    dy: TracedArray,
+) -> TracedArray:
+    """(e^log_p - target) dy, and zeros for labels that do not count."""
+    ignore, share = op.options()
+    if log_p.element in NARROW:
+        log_p, dy = log_p.to("f32"), dy.to("f32")
+    target = _is_at(p, labels, op.out).to(log_p.element) * (1 - share) + share / log_p.shape[-1]
+    out = (numpy.exp(log_p) - target) * dy[..., None]
+    return out if ignore is None else _masked(out, labels != ignore, range(labels.ndim))
+
+
 def _one_hot(p: DevicePlace, op: nn.OneHotOp, ids: TracedArray) -> TracedArray:
     return _is_at(p, ids, op.out).to(element_of(op.out.type))
 
@@ -187,6 +203,7 @@ WRITERS: dict[type[Operation], WriteOp] = {
     nn.TakeAlongAxisOp: _take_along_axis,
     nn.PickOp: _pick,
     nn.PickGradOp: _pick_grad,
+    nn.CrossEntropyGradOp: _cross_entropy_grad,
     nn.ScatterAddOp: _scatter_add,
     nn.ScatterReduceOp: _scatter_reduce,
     nn.OneHotOp: _one_hot,

@@ -131,9 +131,8 @@ def _index_map(p: DevicePlace, op: IndexMapOp, x: TracedArray) -> TracedArray:
             continue
         assert isinstance(p, PartitionPlace)
         local = index_map.indices(0, whole[d], total[d])
-        ids = p.own(p.constant(local, "i64"), op.out, []) - p.start(op.x, d)
-        if p.splits(op.out, d):
-            ids = ids.dynamic_part(0, p.start(op.out, d), p.shape(op.out)[d])
+        ids = p.constant(local, "i64") - p.start(op.x, d)
+        ids = p.own_along(ids, 0, op.out, d)
         x = take_inside(x, ids, d)
     return x
 
@@ -189,11 +188,8 @@ def _sinusoid(p: DevicePlace, op: nn.SinusoidOp, positions: TracedArray) -> Trac
     pair, second = np.divmod(columns, 2) if interleaved else divmod(columns, d // 2)[::-1]
     element = "f64" if element_of(op.out.type) == "f64" else "f32"
     frequencies = op.base.value.data ** (-2.0 * pair / d)
-    phases = p.own(p.constant(frequencies, element), op.out, [])
-    cosine = p.constant(second.astype(bool), "i1")
-    if p.splits(op.out, positions.ndim):
-        first, size = p.start(op.out, positions.ndim), p.shape(op.out)[-1]
-        phases, cosine = (v.dynamic_part(0, first, size) for v in (phases, cosine))
+    columns = p.constant(frequencies, element), p.constant(second.astype(bool), "i1")
+    phases, cosine = (p.own_along(v, 0, op.out, positions.ndim) for v in columns)
     turn = positions.to(element)[..., None] * phases
     return numpy.where(cosine, numpy.cos(turn), numpy.sin(turn))
 

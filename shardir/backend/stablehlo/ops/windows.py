@@ -209,29 +209,8 @@ def _unfold(p: DevicePlace, op: nn.UnfoldOp, x: TracedArray) -> TracedArray:
     if len({*starts}) == 1:
         return unfolded(x, d, count, size, step, starts[0], filling)
     assert isinstance(p, PartitionPlace)
-    span = from_starts(p, x, d, starts, (count - 1) * step + size, filling)
+    span = p.from_starts(x, d, starts, (count - 1) * step + size, filling)
     return unfolded(span, d, count, size, step, 0)
-
-
-def from_starts(
-    p: PartitionPlace, x: TracedArray, dim: int, starts: Sequence[int], length: int, filling: float
-) -> TracedArray:
-    """`length` elements of a dimension from each partition's start on; the filling outside."""
-    low, high = [0] * x.ndim, [0] * x.ndim
-    low[dim] = max(0, -min(starts))
-    high[dim] = max(0, max(starts) + length - x.shape[dim])
-    x = x.pad(low, high, filling)
-    return x.dynamic_part(dim, p.lookup([s + low[dim] for s in starts]), length)
-
-
-def to_starts(
-    p: PartitionPlace, x: TracedArray, dim: int, starts: Sequence[int], size: int
-) -> TracedArray:  # fmt: skip
-    """Zeros along a dimension of `size`, with x from each partition's start on."""
-    low, high = [0] * x.ndim, [0] * x.ndim
-    low[dim] = max(0, *starts)
-    high[dim] = max(0, size - min(starts) - x.shape[dim])
-    return x.pad(low, high).dynamic_part(dim, p.lookup([low[dim] - s for s in starts]), size)
 
 
 def _fold(p: DevicePlace, op: nn.FoldOp, x: TracedArray) -> TracedArray:
@@ -241,7 +220,7 @@ def _fold(p: DevicePlace, op: nn.FoldOp, x: TracedArray) -> TracedArray:
         return folded(x, d, size, step, starts[0])
     assert isinstance(p, PartitionPlace)
     span = folded(x, d, (x.shape[d] - 1) * step + x.shape[d + 1], step, 0)
-    return to_starts(p, span, d, starts, size)
+    return p.to_starts(span, d, starts, size)
 
 
 WRITERS: dict[type[Operation], WriteOp] = {
