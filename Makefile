@@ -50,8 +50,8 @@ lint: $(VENV)/ready
 test: lint $(DIGITS)  ## the checks of the source, then every test
 	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
-test-ci: $(VENV)/ready  ## what CI runs besides: benchmarks in their smoke form, an extension from wheels
-	SHARDIR_TESTS=all OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal test/tools/test_bench.py test/project/test_extension.py
+test-ci: $(VENV)/ready  ## what CI runs besides: benchmarks in smoke form, an extension from wheels, frameworks
+	SHARDIR_TESTS=all OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal test/tools/test_bench.py test/project/test_extension.py test/run/test_frameworks.py
 
 test-all:  ## the long forms of the tests: all pairs, all layouts, all types (docs/contribute/testing.md)
 	SHARDIR_TESTS=all $(MAKE) test

@@ -55,16 +55,25 @@ train.step @step of @loss <adam, lr = 0.05>
 """
 
 
-@pytest.fixture(scope="module")
-def programs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    folder = tmp_path_factory.mktemp("programs")
-    data = np.random.default_rng(0).normal(size=(37, 6)).astype(np.float32)
-    np.savez(folder / "data.npz", x=data)
-    saved = {}
-    for name, (mesh, w1, w2) in MESHES.items():
+class Programs(dict[str, Path]):
+    """The folders of the programs of MESHES, each of which is compiled when it is first needed."""
+
+    def __init__(self, folder: Path):
+        super().__init__()
+        self.folder = folder
+        data = np.random.default_rng(0).normal(size=(37, 6)).astype(np.float32)
+        np.savez(folder / "data.npz", x=data)
+
+    def __missing__(self, name: str) -> Path:
+        mesh, w1, w2 = MESHES[name]
         text = TEXT.replace("MESH", mesh).replace("W1", w1).replace("W2", w2)
-        saved[name] = shardir.compile(text, base_dir=folder).save(folder / name)
-    return saved
+        self[name] = shardir.compile(text, base_dir=self.folder).save(self.folder / name)
+        return self[name]
+
+
+@pytest.fixture(scope="module")
+def programs(tmp_path_factory: pytest.TempPathFactory) -> Programs:
+    return Programs(tmp_path_factory.mktemp("programs"))
 
 
 def _run(program: Path, dump: Path, **options: Any) -> tuple[Report, dict[str, Any]]:
@@ -180,27 +189,42 @@ def test_a_signal_ends_all_ranks_after_the_same_step(programs, uninterrupted, tm
     assert all(np.array_equal(x, expected[k]) for k, x in states.items())
 
 
-def test_a_full_disk_leaves_the_checkpoint_before(programs, tmp_path):
+def test_a_full_disk_leaves_the_checkpoint_before(checkpoint, programs, tmp_path):
     folder = tmp_path / "checkpoints"
-    shardir.run(programs["dp2-tp2"], steps=2, checkpoints=folder, timeout=60)
+    shutil.copytree(checkpoint, folder / checkpoint.name)
+    options: dict[str, Any] = {"seed": 3, "resume": folder, "timeout": 60}
     lines = ("signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
              "resource.setrlimit(resource.RLIMIT_FSIZE, (64, 64))")  # fmt: skip
     full = _edited(programs["dp2-tp2"], tmp_path / "full", lines)
     with pytest.raises(
         RunError, match=r"^cannot write the checkpoint of step 3 to .*: File too la"
     ):
-        shardir.run(full, steps=8, checkpoints=folder, save_every=3, resume=folder, timeout=60)
+        shardir.run(full, steps=8, checkpoints=folder, save_every=3, **options)
     assert [p.name for p in folder.iterdir()] == ["step-00000002"]
-    report = shardir.run(programs["tp4"], steps=3, resume=folder, timeout=60)
+    report = shardir.run(programs["one"], steps=3, **options)
     assert len(report.losses["step"]) == 1
 
 
 @pytest.fixture(scope="module")
-def checkpoint(programs, tmp_path_factory) -> Path:
+def made(programs, tmp_path_factory) -> tuple[Path, dict[str, Any]]:
+    """A checkpoint, and the states at the end of its run."""
     folder = tmp_path_factory.mktemp("one")
     with share_forks(server()):
-        shardir.run(programs["dp2-tp2"], steps=2, seed=3, checkpoints=folder, timeout=60)
-    return folder / "step-00000002"
+        _, states = _run(
+            programs["dp2-tp2"], folder / "a.npz", steps=2, seed=3, checkpoints=folder / "saved"
+        )
+    return folder / "saved" / "step-00000002", states
+
+
+@pytest.fixture(scope="module")
+def checkpoint(made) -> Path:
+    return made[0]
+
+
+@pytest.fixture(scope="module")
+def states(made) -> dict[str, Any]:
+    """The states that the checkpoint has."""
+    return made[1]
 
 
 def _manifest(path: Path, **changes: Any) -> None:
@@ -290,7 +314,7 @@ def test_another_program_with_the_same_states_is_refused(
     """Its mesh, its layouts, and lines of the source do not make a program another one."""
     mesh, w1, w2 = MESHES["one"]
     text = text.replace("MESH", mesh).replace("W1", w1).replace("W2", w2)
-    compiled = shardir.compile(text, name="other.ir", base_dir=programs["one"].parent)
+    compiled = shardir.compile(text, name="other.ir", base_dir=programs.folder)
     program = compiled.save(tmp_path / "out")
     if is_same:
         report = shardir.run(program, steps=3, seed=3, resume=checkpoint, timeout=60)
@@ -329,9 +353,8 @@ func.func @product(
 """
 
 
-def test_a_run_begins_with_the_weights_of_a_checkpoint(checkpoint, programs, tmp_path):
+def test_a_run_begins_with_the_weights_of_a_checkpoint(checkpoint, states, programs, tmp_path):
     """Without an optimizer, and on another mesh, whose parts are in several files, unevenly."""
-    _, states = _run(programs["dp2-tp2"], tmp_path / "a.npz", steps=2, seed=3)
     expected = states["states/w1"] @ states["states/w2"]
     out = shardir.compile(FORWARD).save(tmp_path / "out")
     for weights in (checkpoint, checkpoint.parent):
@@ -359,11 +382,10 @@ def test_a_log_goes_on_with_its_run(checkpoint, programs, tmp_path):
         assert [e["step"] for e in entries if e["event"] == "step"] == steps
 
 
-def test_weights_of_a_checkpoint(checkpoint, programs, tmp_path):
+def test_weights_of_a_checkpoint(checkpoint, states, tmp_path):
     """They are loaded by name, without what else the checkpoint has."""
     from shardir.frontends.torch import weight_files
 
-    _, states = _run(programs["dp2-tp2"], tmp_path / "a.npz", steps=2, seed=3)
     found = weight_files.read(checkpoint.parent)
     assert {f"states/{key}" for key in found} == states.keys()
     assert all(np.array_equal(x.numpy(), states[f"states/{key}"]) for key, x in found.items())

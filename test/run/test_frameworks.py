@@ -89,6 +89,7 @@ def quiet() -> Iterator[None]:
     logging.disable(logging.NOTSET)
 
 
+@long_form
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.usefixtures("quiet")
 def test_lightning(recipe: Any, tmp_path: Path) -> None:
@@ -148,6 +149,7 @@ def test_a_loop_of_accelerate(recipe: Any) -> None:
     accelerator.end_training()
 
 
+@long_form
 @pytest.mark.filterwarnings("ignore")
 def test_the_trainer_of_transformers(recipe: Any, tmp_path: Path) -> None:
     transformers = import_module("transformers")

@@ -59,13 +59,15 @@ def text_of(model: Causal, prompt: torch.Tensor, count: int, temperature: float,
     return prompt
 
 
-@pytest.mark.parametrize("plan", ["fsdp(dp) * megatron(tp)", "inputs : [{dp}, {tp}]"])
-def test_text_is_that_of_torch(plan: str) -> None:
+@pytest.mark.parametrize(
+    ("mesh", "plan"), [("tp = 2", "megatron(tp)"), ("dp = 2, tp = 2", "inputs : [{dp}, {tp}]")]
+)
+def test_text_is_that_of_torch(mesh: str, plan: str) -> None:
     """From prompts that are shorter and longer than the function's, while the model trains; where
     the logits are split by samples, by words, and by positions."""
     (model, optimizer), (eager, of_eager) = small(), small()
     tokens = torch.randint(WORDS, (BATCH, LENGTH), generator=torch.Generator().manual_seed(1))
-    program = shardir.compile(model, mesh="dp = 2, tp = 2", plan=plan, steps={
+    program = shardir.compile(model, mesh=mesh, plan=plan, steps={
         "train": Step(loss, tokens, optimizer=optimizer),
         "logits": Inference(logits, tokens),
     })  # fmt: skip

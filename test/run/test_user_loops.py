@@ -32,7 +32,7 @@ from loops import (
     muon,
     plain,
 )
-from support.extent import long_form
+from support.extent import extent, long_form
 from support.forked import run_ranks, started
 from torch import nn, optim
 from torch.nn.functional import cross_entropy
@@ -252,7 +252,8 @@ def wait_for(holds: Callable[[], bool]) -> None:
 
 # ---- torchrun on two nodes ----
 
-STEPS, KILLED = 40, 8
+STEPS, KILLED = extent(14, 40), 8
+"""An epoch has six steps: the ranks are killed in the second one, and end in the third."""
 
 
 def check_steps(outputs: list[str]) -> None:
@@ -284,7 +285,7 @@ def test_elastic(tmp_path: Path) -> None:
     ranks = list[Any]()
     for rank, log in enumerate(logs):
         with log.open("w") as file:
-            ranks.append(started([RANK, *arguments, rank], {}, file))
+            ranks.append(started([RANK, *arguments, rank], {"STOPS_AT": f"step {KILLED}:"}, file))
     wait_for(lambda: f"step {KILLED}:" in logs[0].read_text())
     for rank in ranks:
         rank.kill()

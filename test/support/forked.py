@@ -43,8 +43,9 @@ def servers() -> tuple[socket.socket, "subprocess.Popen[bytes]"]:
 
 
 COMPILING = {
-    "checkpoint_rank", "decode_rank", "generate_rank", "loader_rank", "loop_rank", "node_agent",
-    "pipeline_step_rank", "profiled_rank", "ray_rank", "step_rank", "trainer_rank", "zero_rank",
+    "checkpoint_rank", "decode_rank", "disturbances", "generate_rank", "loader_rank", "loop_rank",
+    "node_agent", "pipeline_step_rank", "profiled_rank", "ray_rank", "step_rank", "trainer_rank",
+    "zero_rank",
 }  # fmt: skip
 """The scripts that compile, or run torch's optimizers or DTensors, which import its compiler."""
 

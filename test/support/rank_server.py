@@ -25,7 +25,7 @@ COMPILED = {path.read_bytes(): compile(path.read_bytes(), path, "exec", dont_inh
             for path in RUNTIME.rglob("*.py")}  # fmt: skip
 """The code of the runtime's files by their content."""
 
-OF_PROGRAMS = "runtime", "run", "ops", "stages", "checkpoints"
+OF_PROGRAMS = "runtime", "run", "ops", "stages", "checkpoints", "shm"
 """The parts of the runtime that programs import."""
 
 
@@ -79,6 +79,7 @@ def import_compilers() -> None:
     import torch.distributed.optim
     import torch.distributed.pipelining
     import torch.export  # noqa: F401 - for the scripts
+    import torchdata.stateful_dataloader.sampler  # noqa: F401 - for loaders
 
     import shardir
     from shardir.syntax.parser import default_parser
@@ -119,6 +120,7 @@ def serve(sockets: socket.socket) -> None:
 
 if __name__ == "__main__":
     fork_server.end_with(int(sys.argv[1]))
+    import numpy.random  # noqa: F401 - for the scripts
     import torch.distributed.checkpoint.hf_storage  # noqa: F401 - what ranks with checkpoints import
 
     loaders = [

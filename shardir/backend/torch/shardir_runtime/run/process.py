@@ -89,10 +89,15 @@ def error_kind(error: BaseException) -> str:
     return next(found, "program")
 
 
+_PARSER = argparse.ArgumentParser(description="Runs one rank of a compiled program.")
+"""Of the options of a rank. It is made here since the fork server imports this file: the ranks have
+it when they are forked."""
+RunOptions.add_to(_PARSER)
+
+
 def _options() -> RunOptions:
-    parser = argparse.ArgumentParser(description="Runs one rank of a compiled program.")
-    RunOptions.add_to(parser)
-    return RunOptions.parsed(parser.parse_args())
+    _PARSER.prog = os.path.basename(sys.argv[0])
+    return RunOptions.parsed(_PARSER.parse_args())
 
 
 # ---- starting --------------------------------------------------------------------------------
