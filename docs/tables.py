@@ -5,6 +5,7 @@ import re
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from textwrap import dedent
 
 from xdsl.dialects.builtin import (
     DenseIntOrFPElementsAttr,
@@ -73,6 +74,8 @@ def _variable(op: type[IRDLOperation], name: str) -> str:
         return f"%{name}"
     if name == "sym_name":
         return "@name"
+    if any(name == n for n, _ in definition.regions):
+        return "{...}"
     bases = definition.properties[name].constr.get_bases() or ()
     if SymbolRefAttr in bases:
         return f"@{name}"
@@ -133,14 +136,19 @@ class Example:
         return re.sub(r" \{[^}]*\}", "", str(self.op.factors())).strip()
 
     def line(self) -> str:
-        """Return the text of the op."""
-        return next(x.strip() for x in str(self.module).splitlines() if self.op.name in x)
+        """Return the text of the op, of one line without regions."""
+        lines = str(self.module).splitlines()
+        at = next(i for i, x in enumerate(lines) if self.op.name in x)
+        end = next(i for i in range(at, len(lines)) if lines[i + 1].lstrip().startswith("func."))
+        return dedent("\n".join(lines[at : end + 1]))
 
     def torch(self) -> str:
         """Return the Python that is emitted for the op on one device."""
         text = program_text(self.module).partition("def f(")[2].partition("\n\n\n")[0]
-        body = [x.strip() for x in text.splitlines()[1:]]
-        body = [x for x in body if x and not x.startswith("#")]
+        body = [x for x in text.splitlines()[1:] if x and not x.lstrip().startswith("#")]
+        if self.op.regions:
+            return dedent("\n".join(x for x in body if not x.lstrip().startswith("return")))
+        body = [x.strip() for x in body]
         return "; ".join(x for x in body if not x.startswith("return")) or body[-1]
 
 

@@ -15,7 +15,7 @@
    changed.
 6. The function of an `dist.manual` is inlined; a private one that is called nowhere else is erased.
 7. A custom op without a rule is computed unsharded on every device, with one warning for each
-   name.
+   name, and so is a loop `nn.while`, with a warning where its operands are gathered.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -27,8 +27,10 @@ from xdsl.dialects.builtin import ModuleOp, SymbolRefAttr
 from shardir.algebra.mesh import Mesh
 from shardir.diagnostics import Located, coded
 from shardir.dialects.blocks import of_kind, ops_in
+from shardir.dialects.dist import RedistributeOp
 from shardir.dialects.dist.manual import ManualOp
 from shardir.dialects.nn.base import TensorOp, layout_mismatch
+from shardir.dialects.nn.control import WhileOp
 from shardir.dialects.nn.custom import CustomOp
 from shardir.dialects.signatures import SignatureMemo
 from shardir.rewriting.bases import Function, GlobalPass
@@ -96,7 +98,8 @@ def _mismatch(op: TensorOp, mesh: Mesh) -> str | None:
 
 
 def _warn_of_replicated(functions: Sequence[Function]) -> None:
-    """Warn of custom ops that every device computes unsharded, once for each name."""
+    """Warn of custom ops that every device computes unsharded, once for each name, and of each loop
+    for which they communicate."""
     first: dict[str, CustomOp] = {}
     for f in functions:
         if f.mesh is None or f.mesh.size == 1 or not f.has_layouts:
@@ -110,3 +113,7 @@ def _warn_of_replicated(functions: Sequence[Function]) -> None:
             f'no rule is registered for the op "{name}", so every device gathers its operands and '
             f'computes all of it; use shardir.register_custom_op("{name}", rule=...)',
         )
+    for f in functions:
+        for op in of_kind(f.ops, WhileOp):
+            if any(isinstance(v.owner, RedistributeOp) for v in op.operands):
+                warn(op, "every device gathers the operands of nn.while and computes all of it")

@@ -106,6 +106,12 @@ class _Casts:
         floats = [i for i, v in enumerate(op.operands) if _element(v) in (f32, self.narrow)]
         if not floats:
             return
+        if isinstance(op, nn.WhileOp):  # its regions stay as they are
+            for i in floats:
+                element = _element(op.body.block.args[i])
+                assert element is not None
+                op.operands[i] = self.as_type(op.operands[i], element, op)
+            return
         target = {"narrow": self.narrow, "wide": f32}.get(op.PRECISION)
         if target is None:
             strong = [_element(v) for i in floats if not _is_scalar(v := op.operands[i])]

@@ -94,13 +94,13 @@ def shared(op: Operation, mesh: Mesh | None) -> AliasPairs:
 
 def maybe_shared(op: Operation, mesh: Mesh | None) -> AliasPairs:
     """Yield the results that may share the memory of an operand, each with the operand. A custom op
-    may return a view of any operand. The value that a loop carries becomes the variable in the next
-    run. Items are left to `Storages`."""
+    may return a view of any operand, and so may `nn.while`. The value that a loop carries becomes
+    the variable in the next run. Items are left to `Storages`."""
     if not isinstance(op, train.ItemOp):
         yield from views(op, mesh)
     if isinstance(op, train.CarryOp):
         yield op.carried, op.x
-    if isinstance(op, nn.CustomOp):
+    if isinstance(op, nn.CustomOp | nn.WhileOp):
         yield from product(op.results, op.operands)
 
 

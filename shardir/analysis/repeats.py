@@ -35,9 +35,9 @@ first."""
 REPEATED = TensorOp | dist.CollectiveOp | dist.WaitOp | dist.RingProductOp
 """Kinds of ops that blocks contain."""
 
-OWN = (*LOOP, TransferOp, EitherOp)
-"""Kinds of ops that no block contains: ops of loops, and of steps in stages, whose functions have
-blocks."""
+OWN = (*LOOP, TransferOp, EitherOp, nn.WhileOp)
+"""Kinds of ops that no block contains: ops of loops, of steps in stages, whose functions have
+blocks, and ops with regions, which are not compared."""
 
 Place = tuple[int, int, int]
 """The source of an operand: number of blocks since its op, index in that block, index of the

@@ -35,7 +35,7 @@ from shardir.cost.seconds import OpCost, works_of
 from shardir.cost.stages import TimedRun, memory_of_ranks, times_of_step
 from shardir.cost.summary import SummaryRow, communication_row, html, seconds_row, summary
 from shardir.diagnostics import size_text
-from shardir.dialects import dist, train
+from shardir.dialects import dist, nn, train
 from shardir.dialects.blocks import ops_of
 from shardir.dialects.locations import short_location
 from shardir.dialects.nn.types import size_of
@@ -178,7 +178,9 @@ class FunctionCost:
 
     def parts(self) -> Iterator[SummaryRow]:
         """Yield the rows of a summary with the parts of the time."""
-        yield seconds_row("computation", self.computation, self.seconds)
+        is_once = any(isinstance(c.op, nn.WhileOp) for c in self.ops)
+        note = "of nn.while one run" if is_once else ""
+        yield seconds_row("computation", self.computation, self.seconds, note)
         if any(c.communicates for c in self.ops):
             yield communication_row(self)
         if self.late:

@@ -208,10 +208,11 @@ class Receipt(Work):
 
 
 @dataclass(frozen=True)
-class StageCall(Work):
-    """A call of a stage's function: the work of its ops."""
+class Together(Work):
+    """The work of the ops of an op: of a stage's function that is called, or of one run of a loop
+    whose number of runs depends on values."""
 
-    op: CallOp
+    op: Operation
     works: tuple[Work, ...]
 
     def cost(self, mesh: Mesh) -> OpCost:
@@ -288,7 +289,7 @@ def cost_of(op: Operation, mesh: Mesh) -> OpCost | None:
         c = work.cost(mesh)
         return c.flops, c.bytes, c.seconds, c.axes, c.form, c.latency
 
-    fields = costs.of_op(op, once, mesh)
+    fields = once() if op.regions else costs.of_op(op, once, mesh)  # no signature has regions
     return None if fields is None else _new_op_cost((op, *fields))
 
 
@@ -299,12 +300,16 @@ def work_of(op: Operation, mesh: Mesh) -> Work | None:
         ShardirError: the op has no cost.
     """
     match op:
-        case ReturnOp() | train.Mark():
+        case ReturnOp() | nn.YieldOp() | train.Mark():
             return None
         case train.EitherOp():
             return NoWork(op)
         case train.TransferOp():
             return Receipt(op, size_of(op.out), (Axis(train.STAGE_AXIS),))
+        case nn.WhileOp():
+            return Together(
+                op, tuple(w for r in op.regions for w in works_of(ops_of(r.block), mesh))
+            )
         case TensorOp():
             return _computation(op, mesh)
         case dist.CollectiveOp():
@@ -316,7 +321,7 @@ def work_of(op: Operation, mesh: Mesh) -> Work | None:
         case dist.RecvOp():
             return Receipt(op, size_of(op.out), op.axes.data)
         case CallOp() if (callee := train.callee_of(op)) is not None:
-            return StageCall(op, tuple(works_of(ops_of(callee.body.block), mesh)))
+            return Together(op, tuple(works_of(ops_of(callee.body.block), mesh)))
         case _:
             raise ShardirError(
                 f"expected an op with a cost, got {op.name}; use ops of nn, dist and train"

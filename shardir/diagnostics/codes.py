@@ -290,6 +290,13 @@ SECTIONS: dict[str, dict[str, Code]] = {
             "split dimensions that the function maps.",
             "write the types of the shards",
         ),
+        "T14": Code(
+            "Both regions of `nn.while` take the carried values, and use no others. The condition "
+            "yields an i1, the body the carried values of the next run. Their values have no "
+            "layouts, and their ops compute the same in each run: none communicates or draws "
+            "random numbers.",
+            "carry the value",
+        ),
     },
     "Functions": {
         "F1": Code("A function that is called has a body.", "write its body"),

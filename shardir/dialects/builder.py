@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from xdsl.dialects.builtin import BFloat16Type, Float16Type, TensorType, f32
-from xdsl.ir import Attribute, Operation, SSAValue
+from xdsl.ir import Attribute, Operation, Region, SSAValue
 
 from shardir.algebra.layout import Layout, Shape
 from shardir.algebra.mesh import Mesh
@@ -35,12 +35,14 @@ class OpBuilder(ABC):
         props: Mapping[str, Attribute] | None = None,
         result: TensorType | Sequence[TensorType] | None = None,
         like: SSAValue | Layout | None = None,
+        regions: Sequence[Region] = (),
     ) -> Operation:
         """Return a new op.
 
         Args:
             result: the types that can't be inferred; layouts are ignored.
             like: the preferred layout, or a value with it, where the operands do not decide.
+            regions: of an op that has some.
         """
 
     @abstractmethod

@@ -23,6 +23,7 @@ from shardir.dialects.dist.manual import ManualOp
 from shardir.dialects.nn import StopGradientOp
 from shardir.dialects.nn.base import Array, TensorOp
 from shardir.interpret.collectives import run_collective, run_ring_product
+from shardir.interpret.loops import evaluate
 from shardir.interpret.values import (
     assemble,
     first_values,
@@ -169,7 +170,7 @@ class _GlobalEvaluator:
             if isinstance(op, ManualOp):
                 out = tuple(_LocalEvaluator(self.module, self.meshes).call(op.function, inputs))
             elif isinstance(op, TensorOp):
-                out = op.evaluate(self.device, *inputs)
+                out = evaluate(op, self.device, *inputs)
                 first = first_values.get()
                 if isinstance(op, StopGradientOp) and first is not None:
                     out = first.setdefault((f.sym_name.data, self.stops), np.asarray(out))
@@ -251,7 +252,7 @@ class _LocalEvaluator:
                 parts = zip(env[op.out], inputs[0], strict=True)
                 outs = [[op.with_part(before, x, run) for before, x in parts]]
             elif isinstance(op, TensorOp):
-                per_rank = [op.evaluate(devices[r], *(x[r] for x in inputs)) for r in ranks]
+                per_rank = [evaluate(op, devices[r], *(x[r] for x in inputs)) for r in ranks]
                 per_rank = [o if isinstance(o, tuple) else (o,) for o in per_rank]
                 outs = [[o[i] for o in per_rank] for i in range(len(op.results))]
             elif isinstance(op, dist.CollectiveOp):

@@ -53,6 +53,8 @@ def expand(block: Block, mesh: Mesh | None, kind: type[Composite] = Composite) -
     for op in adopt_unknown(block):
         if isinstance(op, kind):
             decompose(op, rewriter)
+        for region in op.regions:
+            expand(region.block, None, kind)
 
 
 def warn_of_lost_strategies(block: Block) -> None:

@@ -103,8 +103,9 @@ class _Unrolling:
             else:
                 types = [unsharded_type(v) for v in op.results]
                 results = self.b.create(
-                    type(op), operands, types, op.properties, names=op.results
-                ).results
+                    type(op), operands, types, op.properties, names=op.results,
+                    regions=[region.clone() for region in op.regions],
+                ).results  # fmt: skip
                 self.made[op, operands] = results
             for v, result in zip(op.results, results, strict=True):
                 self.values[v].append(result)

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
 from xdsl.dialects.builtin import LocationAttr, TensorType
-from xdsl.ir import Attribute, Block, BlockArgument, Operation, SSAValue
+from xdsl.ir import Attribute, Block, BlockArgument, Operation, Region, SSAValue
 
 from shardir.algebra.layout import Layout, replicated
 from shardir.algebra.mesh import Mesh
@@ -98,11 +98,12 @@ class Rewriter(Spellings):
         properties: Mapping[str, Attribute] | None = None,
         attributes: Mapping[str, Attribute] | None = None,
         names: Sequence[SSAValue] = (),
+        regions: Sequence[Region] = (),
     ) -> OpT:
         """Insert a new op with these operands and result types; results are named like `names`."""
         new = kind.create(
             operands=operands, result_types=types, properties=properties or {},
-            attributes=attributes or {}, location=self.location,
+            attributes=attributes or {}, location=self.location, regions=regions,
         )  # fmt: skip
         for result, value in zip(new.results, names, strict=False):
             if name_of(value) is not None:
@@ -125,6 +126,7 @@ class Rewriter(Spellings):
             op.properties if properties is None else properties,
             op.attributes,
             op.results,
+            [region.clone() for region in op.regions],
         )
 
     @staticmethod
@@ -159,6 +161,7 @@ class Rewriter(Spellings):
         props: Props | None = None,
         result: TensorType | Sequence[TensorType] | None = None,
         like: SSAValue | Layout | None = None,
+        regions: Sequence[Region] = (),
     ) -> TensorOp:
         props = props or {}
         hint = None
@@ -184,7 +187,7 @@ class Rewriter(Spellings):
                 [v if to is None else self.redistribute(v, to)
                  for v, to in zip(operands, moved, strict=True)]
             )  # fmt: skip
-        new = self.create(kind, operands, outs, props, self.attributes)
+        new = self.create(kind, operands, outs, props, self.attributes, regions=regions)
         if self.name_hint is not None:
             new.results[0].name_hint = self.name_hint
         return new

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 from xdsl.dialects.builtin import ModuleOp
-from xdsl.ir import SSAValue
+from xdsl.ir import Attribute, Region, SSAValue
 
 from shardir.algebra.layout import Shape
 from shardir.dialects import dist
@@ -34,6 +34,7 @@ class Case:
             (0.1 to 0.9), small (-0.5 to 0.5), ties (few different values), halves (-2.5 to 2.5), or
             indices: below:n.
         gradient: whether the op has a gradient by its float operands.
+        regions: of an op with regions a function that makes them, of the element type.
     """
 
     name: str
@@ -45,6 +46,7 @@ class Case:
     result_element: str = ""
     kinds: tuple[str, ...] = ()
     gradient: bool = True
+    regions: Callable[[Attribute], Sequence[Region]] | None = None
 
     def __str__(self) -> str:
         return f"{self.op.name.split('.')[1]}-{self.name}"
@@ -66,7 +68,10 @@ class Case:
             result = None
             if self.result is not None:
                 result = dist.tensor(ELEMENTS[self.result_element or element], self.result)
-            return list(b.op(self.op, *operands, props=dict(self.props), result=result).results)
+            regions = () if self.regions is None else self.regions(ELEMENTS[element])
+            props = dict(self.props)
+            op = b.op(self.op, *operands, props=props, result=result, regions=regions)
+            return list(op.results)
 
         return build
 

@@ -118,7 +118,10 @@ def local_module(op: TensorOp, placement: OpSharding) -> tuple[ModuleOp, TensorO
     outs = [dist.local(t.element_type, t.get_shape(), l, MESH)
             for t, l in zip(t_out, placement.results, strict=True)]  # fmt: skip
     block = Block(arg_types=ins)
-    new = type(op).create(operands=block.args, result_types=outs, properties=dict(op.properties))
+    new = type(op).create(
+        operands=block.args, result_types=outs, properties=dict(op.properties),
+        regions=[region.clone() for region in op.regions],
+    )  # fmt: skip
     block.add_ops([new, ReturnOp(*new.results)])
     f = FuncOp("f", (ins, outs), Region(block))
     module = ModuleOp([mesh_op(MESH), f])

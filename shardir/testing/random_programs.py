@@ -151,6 +151,7 @@ class ProgramWriter:
         sizes = dict(zip(old, new, strict=False))
         if (
             not case.op.INFERRED
+            or case.regions is not None
             or 0 in new
             or len(old) != len(new)
             or tuple(sizes[n] for n in old) != new

@@ -373,7 +373,8 @@ def test_another_mesh_is_refused() -> None:
 def test_refusals_have_lines_and_reasons() -> None:
     def f(x: Any) -> Any:
         y = jax.numpy.linalg.eigvalsh(x).sum()
-        return jax.lax.while_loop(lambda y: y.sum() < 9.0, lambda y: y * 2, x) + y
+        jax.debug.print("{}", y)
+        return x + y
 
     with pytest.raises(ShardirError) as raised:
         shardir.from_jax(f, jax.numpy.ones((4, 4)), mesh="d = 2")
@@ -381,7 +382,7 @@ def test_refusals_have_lines_and_reasons() -> None:
     line = f.__code__.co_firstlineno
     assert "stablehlo.custom_call @lapack_dsyevd_ffi" in message
     assert f"test_jax.py:{line + 1}: a call of XLA's library for eigenvalues" in message
-    assert f"stablehlo.while at {__file__}:{line + 2}: a loop whose number of runs" in message
+    assert f"test_jax.py:{line + 2}: a call of Python" in message
 
 
 def counted() -> Any:

@@ -100,6 +100,8 @@ class FunctionExport:
         self.refusals: list[tuple[Operation, str]] = []
         self.manuals = 0
         """The number of manual computations so far."""
+        self.regions = 0
+        """The number of regions of loops so far."""
 
     # ---- the module ----
 
@@ -192,7 +194,7 @@ class FunctionExport:
         env: dict[SSAValue, TracedArray | None] = dict(zip(block.args, arguments, strict=True))
         for op, self.place.run in execution_order(block.ops):
             operands = [env.get(v) for v in op.operands]
-            if isinstance(op, ReturnOp):
+            if isinstance(op, ReturnOp | nn.YieldOp):
                 return [v for v in operands if v is not None]
             if isinstance(op, train.Mark | dist.ShardingGroupOp | dist.SendOp):
                 continue
@@ -356,6 +358,8 @@ class FunctionExport:
             return _sequence(write(self.place, op, *operands))
         if isinstance(op, nn.CustomOp):
             return self._custom(op, operands)
+        if isinstance(op, nn.WhileOp):
+            return self._while(op, operands)
         if not isinstance(op, Composite):
             try:
                 return self._traced(op, operands)
@@ -384,6 +388,34 @@ class FunctionExport:
         results = _sequence(op.custom.evaluate(*operands, **op.values))
         return [operands[0].lift(x) for x in results]
 
+    def _while(self, op: nn.WhileOp, operands: Sequence[TracedArray]) -> Sequence[TracedArray]:
+        """Write a loop, whose regions have values of one device."""
+        types = [(unsharded_type(v).get_shape(), element_of(v.type)) for v in op.results]
+        regions = []
+        for region in op.regions:
+            self.regions += 1
+            part = FunctionPart(self, op, HloWriter())
+            arguments = [
+                TracedArray(part.writer, WrittenValue(shape, element, v.name_hint))
+                for v, (shape, element) in zip(region.block.args, types, strict=True)
+            ]
+            results = [x.value for x in part.run(region.block, arguments)]
+            names = ValueNames(f"region{self.regions}_")
+            heads = ", ".join(f"{names.of(a.value)}: {a.value.type}" for a in arguments)
+            lines = part.writer.lines(names, results, "      ")
+            returned = ", ".join(names.of(v) for v in results)
+            ends = ", ".join(v.type for v in results)
+            self.regions = part.regions
+            regions.append(
+                "\n".join([f"{{\n    ^bb0({heads}):", *lines,
+                           f"      stablehlo.return {returned} : {ends}\n    }}"])
+            )  # fmt: skip
+        values = self.writer.results(
+            '"stablehlo.while"', [x.value for x in operands], types, "(",
+            f") ({', '.join(regions)})",
+        )  # fmt: skip
+        return [TracedArray(self.writer, v) for v in values]
+
     def _decomposed(self, op: TensorOp, operands: list[TracedArray]) -> Sequence[TracedArray]:
         """Write the ops of the decomposition, on values without layouts."""
         types = [unsharded_type(v) for v in op.operands]
@@ -399,13 +431,15 @@ class FunctionExport:
 
 
 class FunctionPart(FunctionExport):
-    """A block without layouts within a function: the decomposition of an op."""
+    """A block without layouts within a function: the decomposition of an op, or a region of an op,
+    whose ops have a writer of their own."""
 
-    def __init__(self, outer: FunctionExport, op: TensorOp):
-        self.module, self.f, self.writer = outer.module, outer.f, outer.writer
+    def __init__(self, outer: FunctionExport, op: TensorOp, writer: HloWriter | None = None):
+        self.module, self.f, self.writer = outer.module, outer.f, writer or outer.writer
+        self.regions = outer.regions
         self.mesh, self.is_local, self.refusals = None, False, outer.refusals
         is_split = isinstance(outer.place, PartitionPlace) and outer.place.splits_any(op)
-        self.place = UnknownPlace(outer.writer) if is_split else DevicePlace(outer.writer)
+        self.place = UnknownPlace(self.writer) if is_split else DevicePlace(self.writer)
         self.place.run = outer.place.run
 
     def _refuse(self, op: Operation, reason: str) -> None:

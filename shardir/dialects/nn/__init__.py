@@ -5,7 +5,7 @@ nothing lists the ops. The imports below are for names alone: `nn.X` is any clas
 """
 
 from xdsl.dialects.builtin import UnitAttr
-from xdsl.ir import Attribute, Dialect
+from xdsl.ir import Attribute, Dialect, Operation
 
 from shardir.dialects.families import defined_in, modules_of
 from shardir.dialects.nn.activation import *
@@ -15,6 +15,7 @@ from shardir.dialects.nn.attention import *
 from shardir.dialects.nn.base import *
 from shardir.dialects.nn.base import TensorOp
 from shardir.dialects.nn.contraction import *
+from shardir.dialects.nn.control import *
 from shardir.dialects.nn.convolution import *
 from shardir.dialects.nn.creation import *
 from shardir.dialects.nn.cross_entropy import *
@@ -55,6 +56,6 @@ FAMILIES: dict[str, list[type[TensorOp]]] = {
 
 Nn = Dialect(
     "nn",
-    [op for ops in FAMILIES.values() for op in ops],
+    [op for module in _MODULES.values() for op in defined_in(module, Operation)],
     [a for module in _MODULES.values() for a in defined_in(module, Attribute)],
 )

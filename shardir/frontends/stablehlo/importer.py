@@ -29,6 +29,7 @@ from shardir.frontends.stablehlo.form import (
     HloProgram,
     HloValue,
 )
+from shardir.frontends.stablehlo.loops import DEVICE_NUMBER, IN_LOOP, LoopBuilder, import_loop
 from shardir.frontends.stablehlo.manual import ManualBuilder
 from shardir.frontends.stablehlo.meshes import MESH_NAME, ProgramMeshes
 from shardir.frontends.stablehlo.names import name_of
@@ -49,7 +50,8 @@ MANY_OPS = 20_000
 """The ops of a program with loops from which a warning says why there are so many."""
 
 SHARDING = "sdy.sharding"
-DEVICE_NUMBER = "stablehlo.partition_id"
+SHARDY_IN_LOOPS = ("sdy.sharding_constraint", "sdy.named_computation")
+"""The ops of Shardy that a loop may have whose number of runs depends on values."""
 RESULT_INFO = "jax.result_info"
 TERMINATORS = ("func.return", "stablehlo.return", "sdy.return")
 OF_ARGUMENTS = frozenset((
@@ -209,7 +211,7 @@ class HloImporter:
                 continue
             for region in op.regions:
                 self._check_block(region, location, checked)
-            f = self._called(op)
+            f = self.called(op)
             if f is not None and f.name not in checked:
                 checked.add(f.name)
                 self._check_attributes(f)
@@ -281,6 +283,11 @@ class HloImporter:
         if isinstance(self.function, ManualBuilder):
             self.function.wanted.append((value.ssa, sharding.layout.dims))
             return value
+        if isinstance(self.function, LoopBuilder):
+            place = self._place(self.function.location())
+            warn(None, f"the layout [{sharding.layout}]{place} is left out: it is {IN_LOOP}, all "
+                 "of which each device computes")  # fmt: skip
+            return value
         self.facts.sources.pop(value.ssa, None)  # users read this value, not what it was made from
         self.facts.origins.pop(value.ssa, None)
         annotation = dist.sharding_of(value.ssa)
@@ -316,6 +323,8 @@ class HloImporter:
         """Translate an op; None for each result of one that is refused, or that reads such one."""
         operands: Sequence[Value | None]
         is_number = op.name == DEVICE_NUMBER and not isinstance(self.function, ManualBuilder)
+        if is_number and op.results[0] in self.env:  # a loop in a manual computation has it
+            return [self.env[op.results[0]]]
         if is_number or any(v in self.by_device for v in op.operands):
             device = self.meshes.device_of(op)
             if device is None:
@@ -374,8 +383,10 @@ class HloImporter:
 
     def _translate(self, op: HloOp, operands: Sequence[Value]) -> Sequence[Value | None]:
         if op.name in SHARDY:
+            if isinstance(self.function, LoopBuilder) and op.name not in SHARDY_IN_LOOPS:
+                raise Refused(f"{op.name} {IN_LOOP}")
             return SHARDY[op.name](self, op, *operands)
-        called = self._called(op)
+        called = self.called(op)
         if called is not None:
             operands = [
                 self._as_said(v, a) for v, a in zip(operands, called.arguments, strict=True)
@@ -384,8 +395,12 @@ class HloImporter:
         if entry is None or any(r.type.element not in DTYPES for r in op.results):
             return [None for _ in op.results]  # it is refused already
         out = entry(
-            OpTranslation(self.function, op, self.facts, self._run_region, self._callee), *operands
-        )
+            OpTranslation(
+                self.function, op, self.facts, self.run_region, self._callee,
+                lambda carried: import_loop(self, op, carried),
+            ),
+            *operands,
+        )  # fmt: skip
         results = [out] if isinstance(out, Value) else list(out)
         for value, result in zip(results, op.results, strict=True):
             if value is None:
@@ -412,12 +427,21 @@ class HloImporter:
         """The device at each place of the mesh; None where these are the same numbers."""
         return self.meshes.device_ids
 
-    def _called(self, op: HloOp) -> HloFunction | None:
+    def called(self, op: HloOp) -> HloFunction | None:
         """Return the function that an op calls; None if it calls none of the program."""
         name = op.attributes.get("callee") or op.attributes.get("decomposition")
         return self.program.functions.get(name) if isinstance(name, str) else None
 
-    def _run_region(self, block: HloBlock, arguments: Sequence[Value]) -> list[Any]:
+    def value(self, v: HloValue) -> Value:
+        """Return a value that a loop reads. Raises Refused where it was refused."""
+        if v in self.by_device:
+            self._refuse_of_devices(self.by_device[v])
+        value = self.env[v]
+        if value is None:
+            raise _Inner
+        return value
+
+    def run_region(self, block: HloBlock, arguments: Sequence[Value]) -> list[Any]:
         results = self.translate(block, arguments)
         if any(v is None for v in results):
             raise _Inner

@@ -43,6 +43,8 @@ class ValueFacts:
     """The number of runs of each loop that was unrolled, by its line."""
     invariant: set[SSAValue] = field(default_factory=set)
     """What loops carry unchanged."""
+    loops: int = 0
+    """The number of loops whose number of runs depends on values."""
     splits: dict[tuple[SSAValue, int, int], Sequence[Value]] = field(default_factory=dict)
     """Of a value that a loop reads in turn, its pieces: by the dimension and their size."""
     bounds: dict[SSAValue, tuple[int, int] | None] = field(default_factory=dict)
@@ -60,6 +62,8 @@ class OpTranslation:
     """Translates a region, with values for its arguments."""
     callee: Callable[[str], HloBlock]
     """The body of a function, by its name."""
+    loop: Callable[[Sequence[Value]], Sequence[Value]]
+    """Adds the op, a loop whose number of runs depends on values, with these carried values."""
 
     @property
     def result(self) -> HloType:

@@ -54,7 +54,11 @@ def by_rule(b: Rewriter, f: FuncOp) -> Callable[[train.ParameterStep], list[SSAV
                             for v, rank in zip(operands, ranks, strict=True)]  # fmt: skip
             b.location = op.location
             types = [unsharded_type(v) for v in op.results]
-            new = b.results(type(op), *operands, props=op.properties, result=types)
+            if op.regions:
+                regions = [region.clone() for region in op.regions]
+                new = b.op(type(op), *operands, props=op.properties, regions=regions).results
+            else:
+                new = b.results(type(op), *operands, props=op.properties, result=types)
             for old, v in zip(op.results, new, strict=True):
                 v.name_hint = names.get(old) or v.name_hint or old.name_hint
                 known[old] = v

@@ -399,7 +399,7 @@ class Denominators:
         if (x := _relocated_value(v)) is not None:
             return self._totals[x]
         assert isinstance(op, Operation)
-        if not isinstance(op, TensorOp) or len(op.results) > 1:
+        if not isinstance(op, TensorOp) or len(op.results) > 1 or op.regions:
             raise self._unsupported_op(op)
         b.location, t = op.location, unsharded_type(v)
         operands = [b.widen(self._totals.get(x, x)) for x in op.operands]

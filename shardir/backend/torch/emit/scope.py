@@ -77,10 +77,13 @@ class EmissionScope(LoopScope):
 
     def __init__(
         self, program: Program, f: FuncOp, name: str, totals: Sequence[SSAValue] = (),
-        arena: FunctionArena | None = None,
+        arena: FunctionArena | None = None, within: "EmissionScope | None" = None,
     ):  # fmt: skip
-        """`totals` are returned addends of sums; the sums become the first parameters."""
-        super().__init__(f, program.mesh, program.rank, Names(foreign_names(f)), program.used)
+        """`totals` are returned addends of sums; the sums become the first parameters. The scope of
+        a region is `within` that of its function, whose names it shares."""
+        own_names = Names(foreign_names(f)) if within is None else within.names
+        super().__init__(f, program.mesh, program.rank, own_names, program.used)
+        self.indent = 4 if within is None else within.indent + 4
         self.totals = list(totals)
         added = added_in_place(self.block.ops)
         self.sums |= {v: op.out for v, op in added.items()} | {v: v for v in totals}

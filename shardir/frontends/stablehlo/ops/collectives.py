@@ -8,6 +8,7 @@ import numpy as np
 from shardir.algebra.mesh import Axes, Axis
 from shardir.build import Value, nn
 from shardir.frontends.stablehlo.form import expression
+from shardir.frontends.stablehlo.loops import IN_LOOP, LoopBuilder
 from shardir.frontends.stablehlo.manual import ManualBuilder
 from shardir.frontends.stablehlo.meshes import axes_of_groups
 from shardir.frontends.stablehlo.translation import HloEntry, OpTranslation
@@ -21,6 +22,8 @@ are the maximum and the minimum."""
 
 
 def _body(t: OpTranslation) -> ManualBuilder:
+    if isinstance(t.function, LoopBuilder):
+        t.refuse(f"a collective {IN_LOOP}; move it out of the loop")
     if not isinstance(t.function, ManualBuilder):
         t.refuse("a collective outside of shard_map; write the program on whole arrays")
     return t.function

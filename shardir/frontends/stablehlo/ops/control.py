@@ -1,6 +1,9 @@
 """Calls, loops and branches: all are inlined. A loop is unrolled; the torch backend writes equal
 blocks of ops as a loop again (`outline-blocks`). So the layouts and collectives of its first and
-last run may be their own."""
+last run may be their own.
+
+A loop whose number of runs depends on values becomes `nn.while`, of which each device computes the
+whole, and so does a longer loop around one."""
 
 from collections.abc import Sequence
 
@@ -12,6 +15,10 @@ from shardir.frontends.stablehlo.types import is_float
 
 MAX_RUNS = 4096
 """Bounds the runs of a loop."""
+
+MAX_LOOPS = 4
+"""Bounds the runs of a loop that is unrolled although each run has a loop whose number of runs
+depends on values."""
 
 
 STOP_GRADIENT = "shardir_stop_gradient"
@@ -33,16 +40,18 @@ def _call(t: OpTranslation, *operands: Value) -> Sequence[Value]:
     return t.run(body, operands)
 
 
-def _while(t: OpTranslation, *carried: Value) -> Sequence[Value]:
+def _while(t: OpTranslation, *first: Value) -> Sequence[Value]:
     condition, body = t.op.regions
+    carried: Sequence[Value] = first
+    loops = t.facts.loops
     for value, before, after in zip(carried, body.arguments, body.results, strict=True):
         if before is after:
             t.facts.invariant.add(value.ssa)
     for runs in range(MAX_RUNS):
         (goes_on,) = t.run(condition, carried)
         number = t.number(goes_on)
-        if number is None:
-            t.refuse("a loop whose number of runs depends on values; use lax.scan or fori_loop")
+        if number is None or (runs == MAX_LOOPS and t.facts.loops > loops):
+            return t.loop(first)
         if not number:
             place = t.op.location
             t.facts.runs[place] = max(runs, t.facts.runs.get(place, 0))
