@@ -3,6 +3,7 @@ misses stay as they are."""
 
 import os
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
@@ -86,6 +87,65 @@ def factored(q: Any, k: Any, v: Any) -> Any:
     return attention(scale=1.0)(q, lax.stop_gradient(k), v) + jnp.sum(q)
 
 
+def alibi(s: Any) -> Any:
+    distance = jnp.arange(6) - jnp.arange(6)[:, None]
+    return jnp.where(distance <= 0, s + 0.5 * distance, -jnp.inf)
+
+
+def by_hand(s: Any, log: Function = jnp.log) -> tuple[Any, Any]:
+    """Weights, and the log-sum-exp."""
+    top = s.max(-1, keepdims=True)
+    e = jnp.exp(s - top)
+    total = e.sum(-1, keepdims=True)
+    return e / total, top + log(total)
+
+
+def by_logsumexp(s: Any) -> tuple[Any, Any]:
+    lse = jax.nn.logsumexp(s, -1, keepdims=True)
+    return jnp.exp(s - lse), lse
+
+
+def per_row(x: Any, y: Any) -> Any:
+    """Sums of products for each query, [b, h, t, 1]."""
+    return (x * y).sum(-1).swapaxes(1, 2)[..., None]
+
+
+def flash(
+    weigh: Function = by_hand, rows: Function = per_row, mask: Function = causal,
+    again: Function | None = causal, scale: float = 0.3, is_late: bool = False,
+) -> Function:  # fmt: skip
+    """Attention that saves its log-sum-exp, with a gradient of its own: the sums of its rows, and
+    the mask and the scale by which scores are computed again. Without a mask the weights are
+    saved. The result is divided by the sums of exponentials if this `is_late`."""
+
+    @jax.custom_vjp
+    def f(q: Any, k: Any, v: Any) -> Any:
+        return forward(q, k, v)[0]
+
+    def forward(q: Any, k: Any, v: Any) -> Any:
+        s = scores_of(q, k) * 0.3
+        s = jnp.where(mask(s), s, -1e30)
+        p, lse = weigh(s)
+        out = jnp.einsum("bhts,bshd->bthd", p, v)
+        if is_late:
+            e = jnp.exp(s - s.max(-1, keepdims=True))
+            out = jnp.einsum("bhts,bshd->bthd", e, v) / e.sum(-1).swapaxes(1, 2)[..., None]
+        return out, (q, k, v, out, lse[..., 0], p)
+
+    def backward(saved: Any, dy: Any) -> Any:
+        q, k, v, out, lse, p = saved
+        if again is not None:
+            s = scores_of(q, k) * scale
+            p = jnp.exp(jnp.where(again(s), s, -1e30) - lse[..., None])
+        dp = jnp.einsum("bthd,bshd->bhts", dy, v)
+        ds = p * (dp - rows(dy, out)) * 0.3
+        dk, dv = (jnp.einsum("bhts,bthd->bshd", u, w) for u, w in ((ds, q), (p, dy)))
+        return jnp.einsum("bhts,bshd->bthd", ds, k), dk, dv
+
+    f.defvjp(forward, backward)
+    return f
+
+
 def by_jax(**options: Any) -> Function:
     def f(q: Any, k: Any, v: Any, *mask: Any) -> Any:
         return jax.nn.dot_product_attention(q, k, v, *(None for _ in mask), *mask, **options)
@@ -111,6 +171,13 @@ STEPS = [
     ("repeated", repeated, (q, k, v)),
     ("recomputed", recomputed, (q, k, v)),
     ("factored", factored, (q, k, v)),
+    ("alibi", attention(alibi), (q, k, v)),
+    ("flash", flash(), (q, k, v)),
+    ("flash, late", flash(is_late=True), (q, k, v)),
+    ("flash, weights", flash(again=None), (q, k, v)),
+    ("flash, logsumexp", flash(
+        by_logsumexp, lambda dy, out: jnp.einsum("bthd,bthd->bht", dy, out)[..., None]
+    ), (q, k, v)),
     ("jax.nn", by_jax(is_causal=True, scale=0.3), (*narrow,)),
     ("jax.nn, mask", by_jax(is_causal=True, local_window_size=4), (*narrow, mask[:, None])),
 ]  # fmt: skip
@@ -168,9 +235,16 @@ MISSES = [
         lambda s, b, m: jnp.where(m[:, None], s, -1e9) + lax.stop_gradient(b)
     ), (q, k, v, bias, mask)),
     ("a learned bias", attention(lambda s, b: s + b), (q, k, v, bias)),
+    ("a given bias", attention(lambda s, b: s + lax.stop_gradient(b)), (q, k, v, bias)),
     ("a low bias", attention(
         lambda s, m: s + jnp.where(m[:, None], 0.0, -1e9)
     ), (q, k, v, mask)),
+    ("another scale", flash(scale=1.0), (q, k, v)),
+    ("another mask", flash(again=lambda s: causal(s) | True), (q, k, v)),
+    ("other rows", flash(again=None, rows=lambda dy, out: per_row(out, out)), (q, k, v)),
+    ("sums of heads", flash(rows=lambda dy, out: per_row(dy, out).sum(1, keepdims=True)),
+     (q, k, v)),
+    ("another sum", flash(partial(by_hand, log=jnp.log1p)), (q, k, v)),
     *((f"own gradient {n}", own(n), (q, k, v)) for n in (1, 2, 3, 4)),
 ]  # fmt: skip
 
@@ -192,15 +266,18 @@ def test_gradients_of_jax_are_raised() -> None:
 
 
 def test_a_low_bias_in_a_loss() -> None:
-    """The log-sum-exp of a query whose keys all have -1e9 has no digits of its scores."""
+    """The log-sum-exp of a query whose keys all have -1e9 has no digits of its scores. A bias that
+    is given may be as low."""
 
-    def loss(params: Any, mask: Any) -> Any:
+    def loss(params: Any, mask: Any, bias: Any) -> Any:
         low = attention(lambda s, m: s + (1 - m[:, None].astype(s.dtype)) * -1e9)
-        return jnp.sum(jnp.sin(low(*params, mask)))
+        given = attention(lambda s, b: s + b[:, None])
+        return jnp.sum(jnp.sin(low(*params, mask)) + given(*params, bias))
 
-    args = tuple(u.astype(np.float32) for u in (q, k, v)), mask
+    given = np.where(mask, 0, np.finfo(np.float32).min).astype(np.float32)
+    args = tuple(u.astype(np.float32) for u in (q, k, v)), mask, given
     compiled = shardir.from_jax(loss, *args, optimizer="sgd, lr = 1.0", mesh="d = 1")
-    _, *new = run(compiled.module, "step", [*args[0], mask])
+    _, *new = run(compiled.module, "step", [*args[0], mask, given])
     for old, after, want in zip(args[0], new, jax.grad(loss)(*args), strict=True):
         np.testing.assert_allclose(old - after, want, rtol=1e-4, atol=1e-5)
 
@@ -220,6 +297,13 @@ def half(q: Any, k: Any, v: Any, *_: Any) -> Any:
     return jnp.einsum("bhts,bshd->bthd", p.astype(v.dtype), v)
 
 
+def short(q: Any, k: Any, v: Any, *_: Any) -> Any:
+    """Scores and weights in 16 bits."""
+    s = scores_of(q, k) * q.dtype.type(0.25)
+    p = jax.nn.softmax(jnp.where(causal(s), s, jnp.finfo(s.dtype).min))
+    return jnp.einsum("bhts,bshd->bthd", p, v)
+
+
 def wide(q: Any, k: Any, v: Any, mask: Any) -> Any:
     """Scores in f32, by `preferred_element_type`."""
     kind = jnp.promote_types(q.dtype, "float32")
@@ -229,11 +313,14 @@ def wide(q: Any, k: Any, v: Any, mask: Any) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("dtype", "f"), [(jnp.bfloat16, wide), (jnp.bfloat16, by_jax()), (jnp.float16, half)]
-)
+    ("dtype", "f"),
+    [
+        (jnp.bfloat16, wide), (jnp.bfloat16, by_jax()), (jnp.float16, half), (jnp.bfloat16, short),
+    ],
+)  # fmt: skip
 def test_half_precision(dtype: Any, f: Function) -> None:
     """Values and gradients in 16 bits are as near as those of JAX to the values in f64."""
-    masks = (mask[:, None],) if f not in (half, wide) else (mask,)
+    masks = (mask[:, None],) if f not in (half, wide, short) else (mask,)
     exact = [np.asarray(u.astype(dtype), np.float64) for u in (draw(2, 6, 4, 5), q, k, v)]
     args = [*(u.astype(dtype) for u in exact), *masks]
     step = jax.jit(gradients(f, *args[1:]), keep_unused=True)

@@ -330,6 +330,7 @@ def all_but_one_hot(x: Any, labels: Any) -> Any:
 
 
 factors, mask = draw(6), draw(6, 6) > 0
+others_low = np.where(np.tri(6), -1e30, 0)
 PARTS_STAY: list[Case] = [
     (name, f, args, {"nn.softmax"})
     for name, f, args in (
@@ -339,6 +340,7 @@ PARTS_STAY: list[Case] = [
         ("a low bias", attention_by(filling=-1e9), (*heads, -1e9 * mask)),
         ("a masked bias", attention_by(lambda s: s + -1e9 * mask, filling=-1e9), heads),
         ("weights", attention_with_weights, heads),
+        ("a bias as low as the mask", attention_by(filling=-1e30), (*heads, others_low)),
     )
 ] + [
     (f.__name__, f, (x, labels), {"nn.log_softmax"})

@@ -49,7 +49,7 @@ def attention_with_gradient(b: Builder, f: AttentionGradForm) -> dict[SSAValue, 
     dims = [*form.lead, form.row, form.outer]
     if merged is None:
         merged, dims = f.dy, [*form.lead, *_group(form), form.row, form.outer]
-    dy = b.reshape(_arranged(b, merged.source(f.dy.element), dims), shape_of(y))
+    dy = b.reshape(arranged(b, merged.source(f.dy.element), dims), shape_of(y))
     grads = [*b.results(nn.AttentionGradOp, q, k, v, dy, y, lse, *masks, **operands.props)]
     if operands.attends is not None and 0 in roots:
         grads[0] = b.value(nn.SelectOp, operands.attends, grads[0], _zero(b, q))
@@ -78,9 +78,9 @@ def _shared(f: AttentionForm) -> list[str]:
 
 
 def _operands(b: Builder, f: AttentionForm) -> Operands:
-    q = _arranged(b, f.q, [*_rows(f), f.inner])
+    q = arranged(b, f.q, [*_rows(f), f.inner])
     k, v = (
-        _arranged(b, x, [*_shared(f), f.column, last])
+        arranged(b, x, [*_shared(f), f.column, last])
         for x, last in ((f.k, f.inner), (f.v, f.outer))
     )
     mask, attends = _mask(b, f, (*shape_of(q)[:-1], shape_of(k)[-2])), None
@@ -105,24 +105,24 @@ def _mask(b: Builder, f: AttentionForm, scores: Sequence[int]) -> SSAValue | Non
     """The bias, or the conditions, or both, with the dimensions of scores."""
     dims = [*f.lead, *_group(f), f.row, f.column]
 
-    def arranged(x: NamedValue) -> SSAValue:
+    def of_scores(x: NamedValue) -> SSAValue:
         whole = zip([*_rows(f), f.column], scores, strict=True)
         sizes = [n if name in x.names else 1 for name, n in whole]
         while len(sizes) > 2 and sizes[0] == 1:
             del sizes[0]
-        return b.reshape(_arranged(b, x, dims), sizes)
+        return b.reshape(arranged(b, x, dims), sizes)
 
-    conditions = [arranged(c.at) for c in f.conditions]
+    conditions = [of_scores(c.at) for c in f.conditions]
     for i, c in enumerate(f.conditions):
         if not c.stays:
             conditions[i] = b.value(nn.NotOp, conditions[i])
     both = [reduce(lambda x, y: b.value(nn.AndOp, x, y), conditions)] if conditions else []
-    if f.bias is None:
+    if not f.biases:
         return both[0] if both else None
-    bias = arranged(f.bias)
+    bias = reduce(lambda x, y: b.value(nn.AddOp, x, y), map(of_scores, f.biases))
     if not both:
         return bias
-    return b.value(nn.SelectOp, both[0], bias, b.number(-inf, f.bias.element))
+    return b.value(nn.SelectOp, both[0], bias, b.number(-inf, f.biases[0].element))
 
 
 def _guard(b: Builder, mask: SSAValue) -> tuple[SSAValue, SSAValue]:
@@ -136,7 +136,7 @@ def _zero(b: Builder, like: SSAValue) -> SSAValue:
     return b.number(0.0, unsharded_type(like).element_type)
 
 
-def _arranged(b: Builder, x: NamedValue, order: Sequence[str]) -> SSAValue:
+def arranged(b: Builder, x: NamedValue, order: Sequence[str]) -> SSAValue:
     """A value whose dimensions are those of `order`, of size 1 where it has none of a name."""
     names, value = [n for n in x.names if n], x.value
     wanted = [n for n in order if n in names]
@@ -159,4 +159,4 @@ def _restored(
             names = [*names]
             names.insert(names.index(f.heads) + 1, f.group)
             y = b.reshape(y, [like.sizes.get(n, 1) for n in names])
-    return b.reshape(_arranged(b, NamedValue.of(y, names), order), shape_of(like.value))
+    return b.reshape(arranged(b, NamedValue.of(y, names), order), shape_of(like.value))

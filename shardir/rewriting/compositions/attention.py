@@ -13,18 +13,27 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf
 
-from xdsl.dialects.builtin import BFloat16Type, Float16Type, Float32Type, Float64Type, f32
+from xdsl.dialects.builtin import (
+    AnyFloat,
+    BFloat16Type,
+    Float16Type,
+    Float32Type,
+    Float64Type,
+    f32,
+)
 from xdsl.dialects.func import FuncOp
-from xdsl.ir import Attribute, Operation, SSAValue
+from xdsl.ir import Attribute, BlockArgument, Operation, SSAValue
 
 from shardir.dialects import nn
 from shardir.dialects.nn.creation import dense_values
 from shardir.dialects.nn.elementary import splat
-from shardir.dialects.nn.properties import axis_of
+from shardir.dialects.nn.properties import axis_of, dims_of
 from shardir.dialects.nn.types import unsharded_type
+from shardir.dialects.train import Argument, Role
 from shardir.rewriting.compositions.conditions import Condition, leave_a_key
-from shardir.rewriting.compositions.matching import MAX_DEPTH, is_annotated
+from shardir.rewriting.compositions.matching import is_annotated
 from shardir.rewriting.compositions.named import (
+    ANY,
     ONE,
     NamedValue,
     ScaleFactor,
@@ -36,6 +45,9 @@ from shardir.rewriting.compositions.named import (
 
 NOTHING, NOTHING_IN_F16 = -1e9, -6e4
 """A masked score is at most this: its weight is 0."""
+
+MAX_ORIGINS = 64
+"""A bias that is computed from more values may be any."""
 
 MODERATE = 64.0
 """A score of this size loses no more than six bits of its log-sum-exp."""
@@ -54,6 +66,7 @@ class AttentionForm:
         column: the keys.
         inner: the dimension over which products of q and k are summed.
         outer: the dimension that v alone has.
+        biases: the addends of the bias.
         conditions: those under which scores stay, without `causal`.
         is_guarded: whether they may leave no key to a query, whose keys all have one weight then.
         read: q, k and v, in this order, as the contractions read them: with split and repeated
@@ -64,7 +77,7 @@ class AttentionForm:
     q: NamedValue
     k: NamedValue
     v: NamedValue
-    bias: NamedValue | None
+    biases: tuple[NamedValue, ...]
     out: tuple[str, ...]
     lead: tuple[str, ...]
     group: str
@@ -93,7 +106,7 @@ class Scores:
 
     at: NamedValue
     scale: ScaleFactor = ONE
-    bias: NamedValue | None = None
+    biases: tuple[NamedValue, ...] = ()
     conditions: tuple[Condition, ...] = ()
     filling: float = -inf
     """The scores where a condition does not hold; -inf if there is none."""
@@ -107,7 +120,11 @@ def _types_of(element: Attribute) -> tuple[Attribute, ...]:
     """The element types in which the scores of an attention may be."""
     if isinstance(element, BFloat16Type | Float16Type):
         return element, f32
-    return (element,) if isinstance(element, Float32Type | Float64Type) else ()
+    return (element,) if _is_wide(element) else ()
+
+
+def _is_wide(element: Attribute) -> bool:
+    return isinstance(element, Float32Type | Float64Type)
 
 
 def attention_form(root: SSAValue) -> AttentionForm | None:
@@ -128,7 +145,9 @@ def attention_form(root: SSAValue) -> AttentionForm | None:
             continue
         column = p.names[axis_of(softmax.properties, "axis", len(p.names))]
         form = _form_of(p, column, operands[1 - side].source(element), out.names, element)
-        if form is not None:
+        if form is not None and not (
+            _is_differentiated(root) and any(_may_be_low(x, column) for x in form.biases)
+        ):
             return form
     return None
 
@@ -176,8 +195,8 @@ def _scores(scores: Scores, column: str, element: Attribute) -> Iterator[Scores]
                 added, least = (*scores.added, condition), max(scores.least, low)
                 ways.append(replace(scores, at=at, added=added, least=least))
             bias = bias.source(element)
-            if bias.element == element and scores.bias is None and not _needs_precision(bias):
-                ways.append(replace(scores, at=at, bias=bias))
+            if bias.element == element and (not scores.biases or _is_wide(element)):
+                ways.append(replace(scores, at=at, biases=(*scores.biases, bias)))
     for way in ways:
         yield from _scores(way, column, element)
 
@@ -196,7 +215,7 @@ def _before_mask(scores: Scores, op: nn.SelectOp) -> Iterator[Scores]:
         return
     if scores.conditions and filling != scores.filling:
         return  # queries with masked keys alone have the higher filling
-    if scores.bias is not None and filling > -inf:
+    if scores.biases and filling > -inf:
         return  # the bias is added to masked scores
     yield replace(scores, at=at, conditions=(*scores.conditions, condition), filling=filling)
 
@@ -215,25 +234,47 @@ def _added_mask(bias: NamedValue) -> tuple[Condition, float] | None:
     return Condition(bias.operand(op.condition), left == 0.0), low
 
 
-def _needs_precision(bias: NamedValue) -> bool:
-    """Whether a bias may mask all keys of a query by a finite number, in a private function, which
-    a step may differentiate: its gradient needs the log-sum-exp of these low scores."""
+def _may_be_low(bias: NamedValue, column: str) -> bool:
+    """Whether a bias may mask all keys of a query by finite numbers. A gradient needs the
+    log-sum-exp of these low scores, which has no digits of their differences. Known elements are
+    looked at; others may be low if they are computed from a number that masks, or from floats that
+    are given and not trained. Products, which nobody masks by, are taken as moderate."""
     op = bias.value.owner
-    f = op.parent_op() if isinstance(op, Operation) else None
-    return isinstance(f, FuncOp) and f.sym_visibility is not None and _has_low_number(bias.value)
+    if isinstance(op, nn.ConstantOp) and column in bias.names:
+        top = dense_values(op.value).max(axis=bias.names.index(column))
+        return not bool((abs(top) <= MODERATE).all())
+    waiting, seen = [bias.value], set[SSAValue]()
+    while waiting:
+        v = waiting.pop()
+        op = v.owner
+        if v in seen or isinstance(op, nn.EinsumOp):
+            continue
+        seen.add(v)
+        if len(seen) > MAX_ORIGINS or _is_given(v):
+            return True
+        if isinstance(op, nn.ConstantOp):
+            sizes = abs(dense_values(op.value) * 1.0)
+            if ((sizes >= -NOTHING_IN_F16) & (sizes < inf)).any():
+                return True
+        elif isinstance(op, Operation):
+            waiting += op.operands
+    return False
 
 
-def _has_low_number(v: SSAValue, depth: int = MAX_DEPTH) -> bool:
-    """Whether a value is computed from a number that masks scores."""
-    op = v.owner
-    if isinstance(op, nn.ConstantOp):
-        values = [abs(float(x)) for x in dense_values(op.value).flat]
-        return any(-NOTHING_IN_F16 <= x < inf for x in values)
-    return (
-        depth > 0
-        and isinstance(op, nn.TensorOp)
-        and any(_has_low_number(x, depth - 1) for x in op.operands)
-    )
+def _is_given(v: SSAValue) -> bool:
+    """Whether a value is an argument of floats that is no parameter."""
+    if not isinstance(v, BlockArgument) or not isinstance(unsharded_type(v).element_type, AnyFloat):
+        return False
+    f = v.owner.parent_op()
+    attributes = f.arg_attrs if isinstance(f, FuncOp) else None
+    role = Argument.of(attributes.data[v.index].data).role if attributes is not None else None
+    return role is not Role.PARAMETER
+
+
+def _is_differentiated(v: SSAValue) -> bool:
+    """Whether a value is in a private function, such as a loss, which a step may differentiate."""
+    f = v.owner.parent_op() if isinstance(v.owner, Operation) else None
+    return isinstance(f, FuncOp) and f.sym_visibility is not None
 
 
 # ---- dimensions ----
@@ -258,7 +299,7 @@ def _form(
     ):  # fmt: skip
         return None
     conditions = (*scores.conditions, *scores.added)
-    masks = [c.at for c in conditions] + ([scores.bias] if scores.bias else [])
+    masks = [c.at for c in conditions] + [*scores.biases]
     parts = [part for c in conditions for part in c.parts()]
     causal = [part for part in parts if part.causal_row(column) in rows]
     known = {part.causal_row(column) for part in causal}
@@ -268,10 +309,11 @@ def _form(
         max(sorted(rows), key=lambda n: (any(n in m.names for m in masks), q.sizes[n]), default="")
     }
     (group,) = rows - {row} or {""}
-    if scores.bias is not None and scores.filling > -inf:
-        return None  # a bias may be as low as the filling
+    lowest = max(scores.filling, scores.least)
+    if scores.biases and lowest > -inf:
+        return None  # a bias may be as low
     is_guarded = False
-    if max(scores.filling, scores.least) > -inf:
+    if lowest > -inf:
         is_guarded = not leave_a_key(parts, row, column, p)
     if is_guarded and scores.added:
         return None  # the scores of a query without keys differ
@@ -288,7 +330,7 @@ def _form(
     order = [*(n for n in q.names if n in lead and n != heads), *([heads] if heads else [])]
     (last,) = outer
     return AttentionForm(
-        q, k, v, scores.bias, out, tuple(order), group, heads, row, column, "inner", last, scale,
+        q, k, v, scores.biases, out, tuple(order), group, heads, row, column, "inner", last, scale,
         bool(causal) and not is_guarded, conditions, is_guarded, read,
         scores.conditions,
     )  # fmt: skip
@@ -311,6 +353,88 @@ def _sides(
 
 
 # ---- gradients ----
+
+
+def sums_products(weights: SSAValue, dp: SSAValue, total: SSAValue) -> bool:
+    """Whether a value is the sum of weights times their cotangents in each row, computed as that of
+    the result of an attention times its cotangent, as FlashAttention does."""
+    p = NamedValue.of(weights, [f"d{d}" for d in range(len(shape_of(weights)))])
+    softmax = weights.owner
+    assert isinstance(softmax, nn.SoftmaxOp)
+    column = p.names[axis_of(softmax.properties, "axis", len(p.names))]
+    cotangent, sums = _contracted(p.operand(dp), "outer"), p.operand(total).source(ANY)
+    sides = _contracted(sums, "outer")
+    if sides is None and (product := _summed(sums, "outer")) is not None:
+        product = product.source(ANY)
+        op = product.value.owner
+        if isinstance(op, nn.MulOp):
+            left, right = (product.operand(x).source(ANY) for x in op.operands)
+            sides = left, right
+    if cotangent is None or sides is None or not column:
+        return False
+    dy, v = cotangent if column in cotangent[1].names else reversed(cotangent)
+    if not dy.is_proper() or not v.is_proper():
+        return False
+    for cotangent_of_out, out in (sides, reversed(sides)):
+        parts = _contracted(out, column)
+        if parts is None or not are_same(cotangent_of_out, dy):
+            continue
+        if any(are_same(x, p.source(ANY)) and are_same(y, v) for x, y in (parts, parts[::-1])):
+            return True
+    return False
+
+
+def _summed(sums: NamedValue, other: str) -> NamedValue | None:
+    """The operand of a sum over one dimension, which is called `other`."""
+    op = sums.value.owner
+    if not isinstance(op, nn.ReduceOp) or op.kind.data != "sum":
+        return None
+    rank = len(shape_of(op.x))
+    dims = dims_of(op.properties, "dims", rank)
+    if len(dims) != 1:
+        return None
+    left = [*sums.names[: dims[0]], *sums.names[dims[0] + (op.keep is not None) :]]
+    return NamedValue.of(op.x, [*left[: dims[0]], other, *left[dims[0] :]])
+
+
+@dataclass(frozen=True)
+class ProductOverSum:
+    """A contraction over the sums of an operand along the dimension that it sums, "column".
+
+    Attributes:
+        side: the number of the operand.
+    """
+
+    quotient: NamedValue
+    product: NamedValue
+    side: int
+    summed: NamedValue
+
+
+def product_over_sum(root: SSAValue) -> ProductOverSum | None:
+    """Return the contraction that a quotient divides by the sums of an operand."""
+    op = root.owner
+    assert isinstance(op, nn.DivOp)
+    quotient = NamedValue.of(root, [f"d{d}" for d in range(len(shape_of(root)))])
+    product, sums = (quotient.operand(x).source() for x in op.operands)
+    op, summed = product.value.owner, _summed(sums, "column")
+    if not isinstance(op, nn.EinsumOp) or summed is None or product.sizes != quotient.sizes:
+        return None
+    letters = dict(zip(letters_of(op.out)[2], product.names, strict=True))
+    for side, x in enumerate(contraction(op, letters, "column")[:2]):
+        if x.is_proper() and "column" in x.names and are_same(x, summed):
+            return ProductOverSum(quotient, product, side, x)
+    return None
+
+
+def _contracted(x: NamedValue, other: str) -> tuple[NamedValue, NamedValue] | None:
+    """The sources of both operands of the contraction that a value is a move of."""
+    x = x.source(ANY)
+    if not isinstance(op := x.value.owner, nn.EinsumOp):
+        return None
+    letters = letters_of(x.value)[2]
+    left, right, _ = contraction(op, dict(zip(letters, x.names, strict=True)), other)
+    return left.source(ANY), right.source(ANY)
 
 
 @dataclass(frozen=True)
@@ -374,11 +498,11 @@ def attention_gradient(root: SSAValue) -> AttentionGradForm | None:
             out = result
     names = {n for x in (p, dy) for n in x.names if n} - {column}
     form = _form_of(p, column, v, out.names if out is not None else sorted(names), element)
-    if form is not None and form.bias is not None and not _is_moderate(form.bias, column):
+    if form is not None and any(_may_be_low(x, column) for x in form.biases):
         return None
     if form is None or {*dy.sizes} != {n for n in form.out if n}:
         return None
-    ends = _cotangent_ends(NamedValue(root, p.names), ONE, form.masks)
+    ends = _cotangent_ends(NamedValue(root, p.names), ONE, form.masks, form.is_guarded)
     for user, side, at, factor in ends or ():
         if (product := _product(user, side, at, "inner")) is None:
             return None
@@ -400,16 +524,6 @@ def attention_gradient(root: SSAValue) -> AttentionGradForm | None:
     return AttentionGradForm(form, out, dy, cotangents)
 
 
-def _is_moderate(bias: NamedValue, column: str) -> bool:
-    """Whether a bias is known, and not low for all keys of a query: the log-sum-exp of its scores
-    would not be precise enough, and a gradient needs it."""
-    op = bias.value.owner
-    if not isinstance(op, nn.ConstantOp) or column not in bias.names:
-        return False
-    top = dense_values(op.value).max(axis=bias.names.index(column))
-    return bool((abs(top) <= MODERATE).all())
-
-
 def _product(
     user: Operation, side: int, at: NamedValue, other: str
 ) -> tuple[NamedValue, NamedValue] | None:
@@ -422,18 +536,22 @@ def _product(
 
 
 def _cotangent_ends(
-    at: NamedValue, factor: ScaleFactor, masks: Sequence[Condition]
+    at: NamedValue, factor: ScaleFactor, masks: Sequence[Condition], is_guarded: bool
 ) -> list[tuple[Operation, int, NamedValue, ScaleFactor]] | None:
     """Return the readers of a cotangent, behind the gradients of masks and factors: the number of
-    the operand, the operand, and by which number it was multiplied. None if a mask is not among
-    them, or another op of the kind."""
+    the operand, the operand, and by which number it was multiplied. None if another op is among
+    them, or a mask is not though queries may have no key: the weights of masked keys, and so their
+    cotangents, are 0 otherwise."""
     ends = list[tuple[Operation, int, NamedValue, ScaleFactor]]()
     for user, side, x in at.ends():
         further: list[tuple[Operation, int, NamedValue, ScaleFactor]] | None
         if isinstance(user, nn.EinsumOp):
-            further = None if masks else [(user, side, x, factor)]
+            further = [(user, side, x, factor)]
+            if masks and is_guarded:
+                return None
         elif (product := x.after_factor(user)) is not None:
-            further = _cotangent_ends(product[0], factor.times(product[1], product[0]), masks)
+            scaled = factor.times(product[1], product[0])
+            further = _cotangent_ends(product[0], scaled, masks, is_guarded)
         elif isinstance(user, nn.SelectOp) and side:
             stays = side == 1
             condition = Condition(x.operand(user.condition), stays)
@@ -442,7 +560,7 @@ def _cotangent_ends(
             left = [m for m in masks if not m.is_same(condition)]
             if not is_zero or len(left) != len(masks) - 1 or not x.has_shape_of(after):
                 return None
-            further = _cotangent_ends(after, factor, left)
+            further = _cotangent_ends(after, factor, left, is_guarded)
         else:
             return None
         if further is None or is_annotated(x.value):

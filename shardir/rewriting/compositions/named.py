@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf, isclose
 
-from xdsl.dialects.builtin import AnyFloat
+from xdsl.dialects.builtin import AnyFloat, NoneAttr
 from xdsl.ir import Attribute, Operation, SSAValue
 
 from shardir.dialects import nn
@@ -54,6 +54,10 @@ class ScaleFactor:
 
 
 ONE = ScaleFactor()
+
+
+ANY = NoneAttr()
+"""No element type: the source of a value in any element type."""
 
 
 @dataclass(frozen=True)

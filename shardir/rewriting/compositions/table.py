@@ -7,7 +7,7 @@ part, which is raised when its inner values have no other readers.
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from math import inf, pi
 
-from xdsl.dialects.builtin import AnyFloat, UnitAttr, f32, f64, i1, i32, i64
+from xdsl.dialects.builtin import AnyFloat, UnitAttr, bf16, f16, f32, f64, i1, i32, i64
 from xdsl.dialects.func import FuncOp, ReturnOp
 from xdsl.ir import Attribute, Block, BlockArgument, Operation, SSAValue
 
@@ -26,10 +26,19 @@ from shardir.dialects.nn.properties import (
 from shardir.dialects.nn.types import statistic_of, unsharded_type
 from shardir.dialects.text import word
 from shardir.dialects.train.roles import UPDATES
-from shardir.rewriting.compositions.attending import attention, attention_with_gradient
-from shardir.rewriting.compositions.attention import attention_form, attention_gradient
-from shardir.rewriting.compositions.matching import Match, decimal
-from shardir.rewriting.compositions.named import letters_of
+from shardir.rewriting.compositions.attending import (
+    arranged,
+    attention,
+    attention_with_gradient,
+)
+from shardir.rewriting.compositions.attention import (
+    attention_form,
+    attention_gradient,
+    product_over_sum,
+    sums_products,
+)
+from shardir.rewriting.compositions.matching import Match, decimal, matches
+from shardir.rewriting.compositions.named import NamedValue, letters_of
 from shardir.rewriting.compositions.raising import Builder, CompositionRule, Replacements, TermPlace
 from shardir.rewriting.compositions.terms import (
     LEAD,
@@ -99,7 +108,7 @@ def _shape(v: SSAValue) -> tuple[int, ...]:
     return unsharded_type(v).get_shape()
 
 
-x, dy, rest = map(anything, ("x", "dy", "rest"))
+x, y, dy, rest = map(anything, ("x", "y", "dy", "rest"))
 eps = number("eps")
 
 # ---- values that are nothing new ----
@@ -117,7 +126,7 @@ def same(term: Term, kinds: Sequence[type[Operation]], name: str, *elements: obj
 
 condition = anything("condition")
 
-same(maximum(x, -inf), [nn.MaxOp], "x", f32, f64)
+same(maximum(x, -inf), [nn.MaxOp], "x", bf16, f16, f32, f64)
 same(OpTerm(nn.SubOp, (x, NumberTerm(0.0))), [nn.SubOp], "x", f32, f64)
 same(
     OpTerm(nn.SelectOp, (condition, NumberTerm(1.0), NumberTerm(0.0))),
@@ -127,6 +136,18 @@ same(
 )
 for _zero in ((x, NumberTerm(0.0)), (NumberTerm(0.0), x)):
     same(OpTerm(nn.AddOp, _zero), [nn.AddOp], "x", i32, i64)
+
+
+def widens(op: nn.ConvertOp) -> bool:
+    """Whether an op converts floats of 16 bits to f32: no bit is lost."""
+    return _element(op.x) in (bf16, f16) and _element(op.out) == f32
+
+
+def in_f32(x: Term) -> OpTerm:
+    return OpTerm(nn.ConvertOp, (x,), widens)
+
+
+same(OpTerm(nn.ConvertOp, (in_f32(x),)), [nn.ConvertOp], "x", bf16, f16)
 
 # ---- activations ----
 
@@ -164,14 +185,24 @@ unary(0.5 * dy * tail + x * dy * bell, nn.GeluGradOp, **EXACT)
 
 shifted = x - top(x)
 exps = exp(shifted)
-softmax = exps / total(exps)
+total_exps = either(total(exps), OpTerm(nn.ConvertOp, (total(in_f32(exps)),)))
+"""Also the sum of 16-bit exponentials that is computed in f32, as in JAX."""
+softmax = exps / total_exps
 log_softmax = shifted - log(total(exps))
 
+finite_top = OpTerm(nn.SelectOp, (OpTerm(nn.IsfiniteOp, (top(x),)), top(x), NumberTerm(0.0)))
+finite_total = OpTerm(nn.AbsOp, (total(exp(x - finite_top)),))
+log_sum_exps = (top(x), log(total_exps)), (finite_top, log(finite_total))  # by hand, jax.nn
+recomputed = exp(either(*(x - shift - rest for shift, rest in log_sum_exps)))
+"""Weights from a log-sum-exp that is saved."""
 
-def along_row(term: Term, kind: type[TensorOp]) -> None:
+
+def along_row(
+    term: Term, kind: type[TensorOp], kinds: Sequence[type[Operation]] = ARITHMETIC
+) -> None:
     """`kind` of x, along the one dimension of the rows."""
 
-    @raises(term, ARITHMETIC)
+    @raises(term, kinds)
     def _(b: Builder, m: Match) -> Replacements | None:
         if len(m.dims) != 1 or _type(m["x"]) != _type(m.parts[term]):
             return None
@@ -194,11 +225,67 @@ def along_row_grad(
 
 
 along_row(softmax, nn.SoftmaxOp)
+along_row(recomputed, nn.SoftmaxOp, [nn.ExpOp])
 along_row(log_softmax, nn.LogSoftmaxOp)
-along_row_grad(exps * (dy / total(exps) - total(dy * exps / square(total(exps)))),
+along_row_grad(exps * (dy / total_exps - total(dy * exps / square(total_exps))),
                nn.SoftmaxGradOp, softmax, exps, nn.SoftmaxOp)  # fmt: skip
 along_row_grad(dy - exps * total(dy) / total(exps),
                nn.LogSoftmaxGradOp, log_softmax, shifted, nn.LogSoftmaxOp)  # fmt: skip
+
+weights = OpTerm(nn.SoftmaxOp, (x,))
+
+
+@raises(weights, [nn.SoftmaxOp])
+def _(b: Builder, m: Match) -> Replacements | None:
+    """The same weights as before."""
+    op = m.parts[weights].owner
+    assert isinstance(op, nn.SoftmaxOp)
+    for use in m["x"].uses:
+        other = use.operation
+        if (
+            isinstance(other, nn.SoftmaxOp) and other.parent is op.parent
+            and b.order[other] < b.order[op] and other.properties == op.properties
+        ):  # fmt: skip
+            return {weights: other.out}
+    return None
+
+
+quotient = OpTerm(nn.DivOp, (x, y))
+
+
+@raises(quotient, [nn.DivOp])
+def _(b: Builder, m: Match) -> Replacements | None:
+    """A product of exponentials over their sum, as FlashAttention has it: one of weights."""
+    form = product_over_sum(m.parts[quotient])
+    found = next(matches(exps, form.summed.value, b.order.known), None) if form else None
+    if form is None or found is None or found.dims != (form.summed.names.index("column"),):
+        return None
+    p, op = b.value(nn.SoftmaxOp, found["x"], axis=int_attr(*found.dims)), form.product.value.owner
+    assert isinstance(op, nn.EinsumOp)
+    operands = (p if i == form.side else v for i, v in enumerate(op.operands))
+    product = NamedValue(b.value(nn.EinsumOp, *operands, equation=op.equation), form.product.names)
+    return {quotient: arranged(b, product, form.quotient.names)}
+
+
+def weights_grad(term: Term, fits: Callable[[Match, int], bool]) -> None:
+    """The gradient of a softmax as programs write it that have one of their own. `fits` says
+    whether the sums of a match are those along an axis."""
+
+    @raises(term, [nn.MulOp])
+    def _(b: Builder, m: Match) -> Replacements | None:
+        op = m.parts[weights].owner
+        assert isinstance(op, nn.SoftmaxOp)
+        if any(_type(v) != _type(op.out) for v in (m["dy"], m.parts[term])):
+            return None
+        if not fits(m, axis_of(op.properties, "axis", len(_shape(op.out)))):
+            return None
+        return {term: b.value(nn.SoftmaxGradOp, op.out, m["dy"], axis=op.axis)}
+
+
+weights_grad(weights * (dy - total(weights * dy)), lambda m, axis: m.dims == (axis,))
+weights_grad(
+    weights * (dy - rest), lambda m, _: sums_products(m.parts[weights], m["dy"], m["rest"])
+)
 
 # ---- cross entropy ----
 
