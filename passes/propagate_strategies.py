@@ -198,9 +198,11 @@ class FunctionPropagation:
         match op:
             case PropagationBarrierOp():
                 allowed = op.allowed.data
+                is_forward, is_backward = (
+                    allowed in (way, "both") for way in ("forward", "backward")
+                )
                 return Node(
-                    operands, results, op.factors(),
-                    forward=allowed == "forward", backward=allowed == "backward",
+                    operands, results, op.factors(), forward=is_forward, backward=is_backward,
                 )  # fmt: skip
             case TensorOp() if op.strategy is None:
                 return Node(

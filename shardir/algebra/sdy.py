@@ -77,12 +77,6 @@ def from_sdy(text: str, mesh: Mesh) -> Sharding:
     return _checked(read_sharding(text), mesh)
 
 
-def shardings_from_sdy(text: str, mesh: Mesh) -> list[Sharding]:
-    """Return the shardings of several values, `#sdy.sharding_per_value<[<...>, ...]>`; raises as
-    `from_sdy` does."""
-    return [_checked(sharding, mesh) for sharding in read_shardings(text)]
-
-
 def read_sharding(text: str) -> Sharding:
     """Return the sharding of a text on the mesh that it names. Raises NotationError."""
     return _parse(

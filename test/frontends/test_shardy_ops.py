@@ -1,5 +1,6 @@
 """The ops and attributes of Shardy in a module: what each becomes, and that values stay."""
 
+import re
 from collections.abc import Callable
 from itertools import permutations, product
 
@@ -9,6 +10,8 @@ import pytest
 import shardir
 from shardir import ShardirError
 from shardir.algebra.mesh import Mesh
+from shardir.dialects import dist
+from shardir.dialects.nn.base import TensorOp
 from shardir.dialects.nn.custom import forget_custom_op
 from shardir.frontends.stablehlo.complexes import as_parts
 from shardir.frontends.stablehlo.meshes import ProgramMeshes
@@ -90,6 +93,72 @@ def test_device_ids_number_the_devices_of_collectives() -> None:
     np.testing.assert_array_equal(run(compiled.module, "main", [X])[0], expected)
 
 
+OTHER_MESHES = [
+    ('<["z"=8]>', '[{"z"}, {}]', "z"),
+    ('<["a"=2, "b"=4]>', '[{"b"}, {"a"}]', "a, b"),
+    ('<["a"=4, "b"=2]>', '[{}, {"a", "b"}]', "a, b"),
+    ('<["b"=4, "a"=2], device_ids=[0, 4, 1, 5, 2, 6, 3, 7]>', '[{"a"}, {"b"}]', "a, b"),
+    ('<["b"=4, "a"=2], device_ids=[0, 4, 1, 5, 2, 6, 3, 7]>', '[{}, {"b"}]', "b"),
+]
+"""Meshes of the devices of <x = 2, y = 4>, shardings on them, and their manual axes."""
+
+
+@pytest.mark.parametrize(("mesh", "dims", "manual"), OTHER_MESHES)
+def test_a_manual_computation_on_another_mesh(mesh: str, dims: str, manual: str) -> None:
+    """Each shard of another mesh gets the number of its device; along free axes all get 0."""
+    names, sizes = re.findall(r'"(\w)"', mesh), [int(n) for n in re.findall(r"=(\d)", mesh)]
+    ids = re.search(r"device_ids=\[(.*)\]", mesh)
+    devices = np.array(ids[1].split(", ") if ids else range(8), np.float32).reshape(sizes)
+    split = [re.findall(r'"(\w)"', d) for d in dims.split("}, {")]
+    shards = [int(np.prod([sizes[names.index(a)] for a in d])) for d in split]
+    shape = tuple(8 // n for n in shards)
+    for a in {*names} - {*manual.split(", ")}:
+        devices = 0 * devices.take([0], axis=names.index(a))
+    order = [names.index(a) for d in split for a in d]
+    order += [d for d in range(len(names)) if d not in order]
+    numbers = devices.transpose(order).reshape(shards)
+    number = "stablehlo.convert %p : (tensor<ui32>) -> tensor<f32>"
+    if manual == "b":
+        number = "stablehlo.constant dense<0.0> : tensor<f32>"
+    t = f"tensor<{shape[0]}x{shape[1]}xf32>"
+    axes = ", ".join(f'"{a}"' for a in manual.split(", "))
+    text = program(f"""
+      %y = sdy.manual_computation(%x) in_shardings=[<@o, {dims}>] out_shardings=[<@o, {dims}>]
+          manual_axes={{{axes}}} (%a: {t}) {{
+        %p = stablehlo.partition_id : tensor<ui32>
+        %f = {number}
+        %b = stablehlo.broadcast_in_dim %f, dims = [] : (tensor<f32>) -> {t}
+        %s = stablehlo.add %a, %b : {t}
+        sdy.return %s : {t}
+      }} : (tensor<8x8xf32>) -> tensor<8x8xf32>""", '<["x"=2, "y"=4]>')  # fmt: skip
+    module = shardir.from_stablehlo(f"{text}sdy.mesh @o = {mesh}").module
+    expected = X + np.kron(numbers, np.ones(shape))
+    np.testing.assert_array_equal(run(module, "main", [X])[0], expected)
+
+
+@pytest.mark.parametrize(
+    ("mesh", "message"),
+    [
+        ('<["a"=4, "b"=2]>', "parts of axes of mesh @m <x = 2, y = 4> in .@m, ..x, y:.1.2., "),
+        ('<["a"=2, "b"=4], device_ids=[1, 0, 2, 3, 4, 5, 6, 7]>', "got one over {a, b} of @o"),
+        ('<["a"=2, "b"=2]>', "got one of @o <a = 2, b = 2>"),
+    ],
+)
+def test_a_manual_computation_on_a_mesh_of_other_axes(mesh: str, message: str) -> None:
+    rows, columns = (8 // int(n) for n in re.findall(r"=(\d)", mesh))
+    t, u, of = f"tensor<{rows}x{columns}xf32>", "tensor<8x8xf32>", '<@o, [{"a"}, {"b"}]>'
+    text = f"""
+      sdy.mesh @m = <["x"=2, "y"=4]>
+      sdy.mesh @o = {mesh}
+      func.func @main(%x: {u} {{sdy.sharding = #sdy.sharding<@m, [{{"x"}}, {{}}]>}}) -> {u} {{
+        %y = sdy.manual_computation(%x) in_shardings=[{of}] out_shardings=[{of}]
+          manual_axes={{"a", "b"}} (%a: {t}) {{ sdy.return %a : {t} }} : ({u}) -> {u}
+        return %y : {u}
+      }}"""
+    with pytest.raises(ShardirError, match=message):
+        shardir.from_stablehlo(text)
+
+
 CALL = """%y = stablehlo.custom_call @test.scaled(%x) {
   api_version = 4 : i32, backend_config = {by = 3 : i64},
   sdy.sharding_rule =
@@ -145,6 +214,43 @@ def test_a_rule_of_merged_dimensions(dims: str) -> None:
         np.testing.assert_array_equal(run(compiled.module, "main", [X])[0], X.reshape(2, 4, 8))
     finally:
         forget_custom_op("test.rows")
+
+
+EXP, TRANSPOSE = "stablehlo.exponential %x", "stablehlo.transpose %x, dims = [1, 0]"
+DOT = "stablehlo.dot_general %x, %x, contracting_dims = [1] x [0]"
+OWN_RULES = [
+    (EXP, "([i, j])->([i, j])", "", ["[{x}, {y}]"]),
+    (EXP, "([i, j])->([i, j])", "need_replication={j}", ["[{x}, {}]"]),
+    (EXP, "([i, j])->([i, k])", "", ["[{x}, {}]"]),
+    (DOT, "([i, k], [k, j])->([i, j])", "need_replication={k}", ["[{x}, {}]", "[{}, {y}]"]),
+    (DOT, "([i, k], [k, j])->([i, j])", "reduction={k} blocked_propagation={i, j}",
+     ["[{}, {}]", "[{}, {}]"]),
+    (TRANSPOSE, "([i, j])->([j, i])", "permutation={i}",
+     ["[{}, {y}]"]),
+]  # fmt: skip
+"""Ops of rows over x and columns over y, their rules, and the layouts of their operands."""
+
+
+@pytest.mark.parametrize(("op", "rule", "sets", "layouts"), OWN_RULES)
+def test_a_rule_leaves_factors_of_an_op_unsharded(
+    op: str, rule: str, sets: str, layouts: list[str]
+) -> None:
+    """Layouts of the operands are those that the rule allows; the result has all of its own."""
+    t = "tensor<8x8xf32>"
+    types = f"({t}, {t}) -> {t}" if op is DOT else f"({t}) -> {t}"
+    sizes = ", ".join(f"{f}=8" for f in "ijk" if f in rule)
+    sharding = '{sdy.sharding = #sdy.sharding<@m, [{"x"}, {"y"}]>}'
+    text = f"""
+      sdy.mesh @m = <["x"=2, "y"=2]>
+      func.func @main(%x: {t} {sharding}) -> ({t} {sharding}) {{
+        %y = {op} {{sdy.sharding_rule = #sdy.op_sharding_rule<{rule} {{{sizes}}} {sets}>}} : {types}
+        return %y : {t}
+      }}"""
+    module = shardir.from_stablehlo(text).module
+    expected = {EXP: np.exp, DOT: lambda x: x @ x, TRANSPOSE: np.transpose}[op](X)
+    np.testing.assert_allclose(run(module, "main", [X])[0], expected, rtol=1e-6)
+    ops = (op for op in module.walk() if isinstance(op, TensorOp))
+    assert [f"[{str(dist.layout_of(v)).partition('[')[2]}" for v in next(ops).operands] == layouts
 
 
 REDUCTIONS = [
@@ -352,8 +458,18 @@ REFUSED = [
     ('%y = stablehlo.add %x, %x {mhlo.sharding = "{replicated}"} : T', "attribute mhlo.sharding"),
     (
         "%y = stablehlo.add %x, %x {sdy.sharding_rule = "
-        "#sdy.op_sharding_rule<([i, j], [i, j])->([i, j]) {i=8, j=8}>} : T",
-        "sdy.sharding_rule on an op that has factors",
+        "#sdy.op_sharding_rule<([i, j], [i, k])->([i, j]) {i=8, j=8, k=8}>} : T",
+        "splits its factor j, as the op's own factors, .* do not",
+    ),
+    (
+        "%y = stablehlo.reverse %x, dims = [1] {sdy.sharding_rule = "
+        "#sdy.op_sharding_rule<([i, j])->([i, j]) {i=8, j=8}>} : T",
+        "splits its factor j, as the op's own factors, .* do not",
+    ),
+    (
+        "%y = stablehlo.round_nearest_afz %x {sdy.sharding_rule = "
+        "#sdy.op_sharding_rule<([i, j])->([i, j]) {i=8, j=8}>} : T",
+        "sdy.sharding_rule on an op that is not one op here",
     ),
 ]
 

@@ -25,13 +25,13 @@ from shardir.dialects.text import WordAttr, word
 
 @irdl_attr_definition
 class DirectionAttr(WordAttr):
-    """`<none>`, `<forward>` (from the operand to the result) or `<backward>`."""
+    """`<none>`, `<forward>` (from the operand to the result), `<backward>` or `<both>`."""
 
     name = "dist.direction"
 
     @classmethod
     def words(cls) -> tuple[str, ...]:
-        return "none", "forward", "backward"
+        return "none", "forward", "backward", "both"
 
 
 class _OfGlobalValues(IRDLOperation):
@@ -59,7 +59,8 @@ class ShardingGroupOp(_OfGlobalValues):
 @op_definition
 class PropagationBarrierOp(_OfGlobalValues):
     """The operand, perhaps in another layout. Layouts propagate from operand to result only
-    (`forward`), from result to operand only (`backward`), or not at all (`none`)."""
+    (`forward`), from result to operand only (`backward`), not at all (`none`), or as over any op
+    (`both`), where one of the two has an annotation of its own."""
 
     name = "dist.propagation_barrier"
     allowed = prop_def(DirectionAttr)
@@ -75,7 +76,9 @@ class PropagationBarrierOp(_OfGlobalValues):
 
     def reversed(self, cotangent: SSAValue) -> "PropagationBarrierOp":
         """Return the barrier of the result's cotangent, in the other direction."""
-        other = {"forward": "backward", "backward": "forward"}.get(self.allowed.data, "none")
+        other = {"forward": "backward", "backward": "forward"}.get(
+            self.allowed.data, self.allowed.data
+        )
         return PropagationBarrierOp.create(
             operands=[cotangent], result_types=[cotangent.type],
             properties={"allowed": word(DirectionAttr, other)}, location=self.location,

@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import Any
 
 from xdsl.dialects.builtin import LocationAttr, TensorType
-from xdsl.ir import OpResult, SSAValue
+from xdsl.ir import Operation, OpResult, SSAValue
 
 from shardir.algebra.mesh import Axes, Mesh
 from shardir.algebra.sharding import Sharding
@@ -21,6 +21,7 @@ from shardir.dialects import dist
 from shardir.dialects.blocks import ops_of
 from shardir.dialects.dist import LayoutAttr, ShardingAttr
 from shardir.dialects.locations import file_location
+from shardir.dialects.nn.base import TensorOp
 from shardir.frontends.stablehlo.folding import FoldingBuilder
 from shardir.frontends.stablehlo.form import (
     HloBlock,
@@ -36,7 +37,7 @@ from shardir.frontends.stablehlo.names import name_of
 from shardir.frontends.stablehlo.ops import TABLE
 from shardir.frontends.stablehlo.ops.custom import CALL, is_custom
 from shardir.frontends.stablehlo.reductions import DeviceContents
-from shardir.frontends.stablehlo.shardy import RULE, SHARDY, copied
+from shardir.frontends.stablehlo.shardy import RULE, SHARDY, copied, held_dims, hold
 from shardir.frontends.stablehlo.translation import (
     HloEntry,
     OpTranslation,
@@ -229,8 +230,6 @@ class HloImporter:
         for key in op.attributes:
             if key == "mhlo.sharding" or (key.startswith("sdy.") and key not in (SHARDING, RULE)):
                 self._refuse(op.name, place, f"the attribute {key} on it")
-        if RULE in op.attributes and op.name != CALL:
-            self._refuse(op.name, place, f"the attribute {RULE} on an op that has factors")
         for value in (*op.results, *(a for r in op.regions for a in r.arguments)):
             if value.type.problem:
                 self._refuse(op.name, place, value.type.problem)
@@ -275,6 +274,14 @@ class HloImporter:
     def axes(self, text: str, axes: Axes) -> Axes:
         """Return the axes of the mesh of Shardy's text of a sharding as those of ours."""
         return self.meshes.axes(MESH_NAME.findall(text)[0], axes)
+
+    def manual_axes(self, text: str, names: Sequence[str]) -> list[str]:
+        """Return the axes of our mesh that are manual in a computation with Shardy's text of
+        shardings, by the names of its mesh."""
+        meshes = {*MESH_NAME.findall(text)}
+        if len(meshes) > 1:
+            raise Refused("a manual computation on several meshes")
+        return self.meshes.manual_axes(meshes.pop(), names) if meshes else [*names]
 
     def constrained(self, value: Value, sharding: Sharding | None) -> Value:
         """Annotate a value, or, where it has another annotation, a copy of it."""
@@ -394,6 +401,10 @@ class HloImporter:
         entry = _entry_of(op)
         if entry is None or any(r.type.element not in DTYPES for r in op.results):
             return [None for _ in op.results]  # it is refused already
+        rule = op.attributes.get(RULE) if op.name != CALL else None
+        if rule is not None:
+            operands = [copied(self, v, "both") for v in operands]
+        last = self.function.block.last_op
         out = entry(
             OpTranslation(
                 self.function, op, self.facts, self.run_region, self._callee,
@@ -402,6 +413,8 @@ class HloImporter:
             *operands,
         )  # fmt: skip
         results = [out] if isinstance(out, Value) else list(out)
+        if rule is not None:
+            results = self._ruled(rule, operands, last, results)
         for value, result in zip(results, op.results, strict=True):
             if value is None:
                 continue
@@ -415,6 +428,32 @@ class HloImporter:
             shardings = zip(results, self.shardings(text), strict=True)
             results = [None if v is None else self.constrained(v, s) for v, s in shardings]
         return results
+
+    def _ruled(
+        self, rule: str, operands: Sequence[Value], last: Operation | None,
+        results: Sequence[Value | None],
+    ) -> list[Value | None]:  # fmt: skip
+        """Hold the dimensions that the rule of an op leaves unsharded; return copies of its
+        results, which its users may split.
+
+        Args:
+            last: the op before its translation.
+        """
+        op = None if last is None else last.next_op
+        values = [v.ssa for v in (*operands, *results) if v is not None]
+        if (
+            not isinstance(op, TensorOp)
+            or op.next_op is not None
+            or [*op.operands, *op.results] != values
+        ):
+            raise Refused(f"the attribute {RULE} on an op that is not one op here")
+        if isinstance(self.function, ManualBuilder):
+            raise Refused(f"the attribute {RULE} in a manual computation")
+        held = held_dims(rule, op.factors())
+        for value, dims in zip((*operands, *results), held, strict=True):
+            if value is not None:
+                hold(self, value, dims)
+        return [None if v is None else copied(self, v, "both") for v in results]
 
     def within(self, body: FoldingBuilder) -> "HloImporter":
         """Return the importer of a region as a function of its own."""

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import gcd
 
-from shardir.algebra.mesh import Axes, Axis, Mesh
+from shardir.algebra.mesh import Axes, Axis, Mesh, axes_text
 from shardir.algebra.sdy import mesh_from_sdy, read_sharding, read_shardings
 from shardir.algebra.sharding import Sharding
 from shardir.diagnostics import ShardirError
@@ -137,6 +137,26 @@ class ProgramMeshes:
     def axes(self, name: str, axes: Axes) -> Axes:
         """Return the axes of a mesh as those of ours."""
         return tuple(own for axis in axes for own in self._own(name, axis))
+
+    def manual_axes(self, name: str, names: Sequence[str]) -> list[str]:
+        """Return the axes of ours that are these axes of a mesh, of a manual computation.
+
+        Raises:
+            ShardirError: they are no whole axes, or the devices have another order, by which the
+                computation would run on other shards.
+        """
+        mesh = self.mesh
+        if mesh is None or name == mesh.name:
+            return [*names]
+        axes = tuple(map(Axis, names))
+        own = () if self.is_reordered(name) else mesh.union(self.axes(name, axes), ())
+        if (axes and not own) or any(a not in mesh.names for a in own):
+            raise ShardirError(
+                f"expected a manual computation over axes of mesh {mesh}, got one over "
+                f"{axes_text(axes)} of {self._other(name)}, which are none of it; write it on one "
+                "mesh"
+            )
+        return [a.name for a in own]
 
     def _own(self, name: str, axis: Axis) -> Axes:
         if self.mesh is None or name == self.mesh.name:

@@ -6,14 +6,15 @@ Ops that keep the value and give it a sharding become annotations, or copies of 
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from xdsl.dialects.builtin import IntegerAttr, SymbolRefAttr, i64
 from xdsl.ir import SSAValue
 
-from shardir.algebra.layout import Layout
+from shardir.algebra.factors import Factors
+from shardir.algebra.layout import Layout, replicated
 from shardir.algebra.mesh import Axes, Mesh, axes_text
-from shardir.algebra.sdy import manual_axes_from_sdy, shardings_from_sdy
+from shardir.algebra.sdy import manual_axes_from_sdy
 from shardir.algebra.sharding import Sharding
 from shardir.algebra.strategy import Strategy
 from shardir.build import Module, Value
@@ -61,6 +62,7 @@ class BlockImporter(Protocol):
     def sharding(self, text: str) -> Sharding | None: ...
     def shardings(self, text: str) -> list[Sharding | None]: ...
     def axes(self, text: str, axes: Axes) -> Axes: ...
+    def manual_axes(self, text: str, names: Sequence[str]) -> list[str]: ...
     def constrained(self, value: Value, sharding: Sharding | None) -> Value: ...
     def translate(
         self, block: HloBlock, arguments: Sequence[Value | None]
@@ -160,13 +162,14 @@ def _manual(importer: BlockImporter, op: HloOp, *operands: Value) -> Results:
     mesh, read = importer.mesh, op.attributes
     if mesh is None:
         raise Refused("a manual computation without a mesh; pass mesh=...")
-    manual = manual_axes_from_sdy(read["manual_axes"])
-    inputs, outputs = (
-        [_border(s) for s in shardings_from_sdy(read[f"{side}_shardings"], mesh)]
-        for side in ("in", "out")
-    )
+    texts = [str(read[f"{side}_shardings"]) for side in ("in", "out")]
+    manual = importer.manual_axes("".join(texts), manual_axes_from_sdy(read["manual_axes"]))
+    inputs, outputs = ([_border(s) for s in importer.shardings(text)] for text in texts)
     if isinstance(importer.function, ManualBuilder):
         return _nested(importer, op, operands, manual, inputs, outputs)
+    for layout in (*inputs, *outputs):
+        if any(a.name in manual and a not in mesh.names for a in layout.used):
+            raise Refused(f"parts of axes of mesh {mesh} in [{layout}]; write it on one mesh")
     importer.manuals += 1
     name = f"{importer.function.name}.manual{importer.manuals}"
     body = importer.module.function(name, private=True, kind=ManualBuilder)
@@ -266,9 +269,12 @@ def _nested(
     ]
 
 
-def _border(sharding: Sharding) -> Layout:
+def _border(sharding: Sharding | None) -> Layout:
     """Return the layout of an operand or a result of a manual computation, over whose axes open
-    dimensions and priorities say nothing. Raises Refused where it has unreduced axes."""
+    dimensions and priorities say nothing. Raises Refused where it has unreduced axes, or is on a
+    mesh of one device or none."""
+    if sharding is None:
+        raise Refused("a manual computation on a mesh of one device or none")
     if sharding.layout.partial:
         raise Refused(f"the unreduced axes of [{sharding.layout}]; use psum")
     return sharding.layout
@@ -304,6 +310,41 @@ _RULE = re.compile(
 FACTOR = re.compile(r"[a-z](?:_\d+)?")
 
 
+class SdyRule(NamedTuple):
+    """The factors of an op, as Shardy's text has them.
+
+    Attributes:
+        operands, results: the factors of each dimension.
+        sizes: of the factors, as digits.
+        reduction: the factors that are summed.
+        whole: those along which devices would have to communicate.
+    """
+
+    operands: list[list[list[str]]]
+    results: list[list[list[str]]]
+    sizes: dict[str, str]
+    reduction: set[str]
+    whole: set[str]
+
+    @staticmethod
+    def parse(text: str) -> "SdyRule":
+        """Raises Refused if the text is no rule."""
+        m = _RULE.fullmatch(text.strip())
+        if m is None:
+            raise Refused(f"the sharding rule {text}")
+        operands, results = (
+            [[FACTOR.findall(d) for d in dims.split(", ")] if dims else []
+             for dims in re.findall(r"\[([^\]]*)\]", m[side])]
+            for side in ("operands", "results")
+        )  # fmt: skip
+        sets = {k: {*names.split(", ")} for k, names in re.findall(r"(\w+)=\{([^}]*)\}", m["sets"])}
+        sides = ({f for v in side for d in v for f in d} for side in (operands, results))
+        (read, written), reduction = sides, sets.pop("reduction", set[str]())
+        whole = set.union((read - written) - reduction, written - read, *sets.values())
+        sizes = dict(re.findall(r"(\w+)=(\d+)", m["sizes"]))
+        return SdyRule(operands, results, sizes, reduction, whole)
+
+
 def rule_from_sdy(text: str) -> str:
     """Return the text of a rule of a custom op: `(i, j), (j, k) -> (i, k)` of
     `#sdy.op_sharding_rule<([i, j], [j, k])->([i, k]) {i=8, j=4, k=2} reduction={j}>`. A factor
@@ -312,23 +353,64 @@ def rule_from_sdy(text: str) -> str:
     Raises:
         Refused: the text is no rule.
     """
-    m = _RULE.fullmatch(text.strip())
-    if m is None:
-        raise Refused(f"the sharding rule {text}")
-    sides = [
-        [[" ".join(FACTOR.findall(d)) for d in dims.split(", ")] if dims else []
-         for dims in re.findall(r"\[([^\]]*)\]", m[side])]
-        for side in ("operands", "results")
-    ]  # fmt: skip
-    sizes = dict(re.findall(r"(\w+)=(\d+)", m["sizes"]))
-    sets = {key: names.split(", ") for key, names in re.findall(r"(\w+)=\{([^}]*)\}", m["sets"])}
-    operands, results = ({f for v in side for d in v for f in d.split()} for side in sides)
-    summed = {*sets.get("reduction", ())}
-    whole = {f for f in operands - results if f not in summed} | (results - operands)
-    for key in ("need_replication", "permutation", "blocked_propagation"):
-        whole.update(sets.get(key, ()))
+    rule = SdyRule.parse(text)
+    sides = [[[" ".join(d) for d in v] for v in side] for side in (rule.operands, rule.results)]
     values = [", ".join(f"({', '.join(v)})" for v in side) for side in sides]
-    fixed = f" replicate {', '.join(sorted(whole))}" if whole else ""
+    fixed = f" replicate {', '.join(sorted(rule.whole))}" if rule.whole else ""
     alone = {d for side in sides for v in side for d in v}
-    merged = [f"{f} = {n}" for f, n in sizes.items() if f not in alone]
+    merged = [f"{f} = {n}" for f, n in rule.sizes.items() if f not in alone]
     return f"{values[0]} -> {values[1]}{fixed}" + (f" sizes {', '.join(merged)}" if merged else "")
+
+
+def held_dims(text: str, own: Factors) -> list[list[int]]:
+    """Return the dimensions of each operand, then of each result, that a rule leaves unsharded, of
+    an op with factors of its own. A rule may hold back factors; it can add none.
+
+        own (i, j) -> (j, i)    ([i, j])->([j, i]) {i=8, j=4} need_replication={j}    [1], [0]
+
+    Raises:
+        Refused: the text is no rule of such an op, or allows what the op's own factors do not.
+    """
+    rule = SdyRule.parse(text)
+    values, own_values = [*rule.operands, *rule.results], [*own.operands, *own.results]
+    if [len(v) for v in values] != [len(v) for v in own_values]:
+        raise Refused(f"a sharding rule of other operands or dimensions, {text}")
+    sizes = {f: int(n) for f, n in rule.sizes.items()}
+    places, own_places = _places(values, sizes), _places(own_values, dict(own.sizes))
+    is_whole = own.replicate | own.moved
+    free: set[tuple[int, int, int]] = set()
+    for f, at in places.items():
+        if f in rule.whole or sizes.get(f) == 1:
+            continue
+        same = [g for g, own_at in own_places.items() if own_at == at and g not in is_whole]
+        if not same or (same[0] in own.reduced) != (f in rule.reduction):
+            raise Refused(
+                f"a sharding rule that splits its factor {f}, as the op's own factors, {own}, do "
+                "not; such a rule may only leave factors unsharded (need_replication)"
+            )
+        free |= {(i, d, n) for i, d, n, _ in at}
+    return [
+        [d for d, dim in enumerate(v)
+         if any(own.size(f) > 1 and (i, d, n) not in free for n, f in enumerate(dim))]
+        for i, v in enumerate(own_values)
+    ]  # fmt: skip
+
+
+def _places(
+    values: Sequence[Sequence[Sequence[str]]], sizes: Mapping[str, int]
+) -> dict[str, set[tuple[int, int, int, int]]]:
+    """Return where each factor is: value, dimension, place in it; and its size."""
+    places: dict[str, set[tuple[int, int, int, int]]] = {}
+    for i, v in enumerate(values):
+        for d, dim in enumerate(v):
+            for n, f in enumerate(dim):
+                places.setdefault(f, set()).add((i, d, n, sizes.get(f, 0)))
+    return places
+
+
+def hold(importer: BlockImporter, value: Value, dims: Sequence[int]) -> None:
+    """Leave dimensions of a value unsharded; the others take what propagates."""
+    mesh, rank = importer.mesh, len(value.shape)
+    if dims and mesh is not None:
+        is_open = frozenset(range(rank)) - {*dims}
+        importer.constrained(value, Sharding(replicated(mesh.name, rank), open=is_open))
