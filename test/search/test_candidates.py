@@ -33,6 +33,8 @@ def test_a_candidate_takes_the_time_of_its_program(mesh: Mesh):
         module = program(case.args(element), case.body(element))
         op = function(module, "f").body.block.first_op
         assert isinstance(op, TensorOp)
+        if op.regions:  # its only candidate counts it as one op, and a report the ops of one run
+            continue
         f = op.factors()
         kind = "elementwise" if is_elementwise(op) else op.name
         key = kind, f.operands, f.results, f.replicate, f.moved
