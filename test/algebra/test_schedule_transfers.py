@@ -48,6 +48,10 @@ def test_transfers_are_those_of_torch_and_end() -> None:
         theirs._simulate_comms_compute(their_actions(lists), s.placement.__getitem__, s.stages)
 
 
+CASES = ((2, 4), (2, 8), (4, 8), (4, 16), (8, 16), (8, 32))[: extent(4, 6)]
+"""Ranks and microbatches."""
+
+
 @pytest.mark.parametrize(
     ("name", "chunks", "wrong"),
     [
@@ -66,7 +70,7 @@ def test_lists_of_torch_that_receive_other_values_are_refused(
 ) -> None:
     """With defer_pp_recv=True, torch 2.13 trains wrong gradients on Gloo in such cases."""
     found = []
-    for ranks, count in ((2, 4), (2, 8), (4, 8), (4, 16), (8, 16), (8, 32)):
+    for ranks, count in CASES:
         s = schedule(name, ranks, count, chunks)
         lists = torch_lists(s, deferred=True)
         outcome = SimulatedRanks(s, lists, blocking=False).run()
@@ -78,7 +82,7 @@ def test_lists_of_torch_that_receive_other_values_are_refused(
             found.append((ranks, count))
         else:
             assert outcome == ENDS
-    assert found == wrong
+    assert found == [case for case in wrong if case in CASES]
 
 
 def error(text: str, blocking: bool = False) -> str:
@@ -166,7 +170,7 @@ def changed(lists: Orders, chance: random.Random) -> Orders:
 def test_lists_are_accepted_exactly_if_ranks_come_to_their_end() -> None:
     chance = random.Random(0)
     bases = [(s, with_transfers(s)) for s in SCHEDULES if s.ranks > 1 and s.microbatches < 13]
-    accepted, number = {False: 0, True: 0}, extent(300, 10_000)
+    accepted, number = {False: 0, True: 0}, extent(150, 10_000)
     for _ in range(number):
         s, lists = chance.choice(bases)
         lists = changed(lists, chance)

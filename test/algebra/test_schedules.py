@@ -28,7 +28,7 @@ from shardir.diagnostics import ShardirError
 TEXTS = ("0F0", "3SEND_F1", "12RECV_B10", "2I4", "1W0", "7B3", "1UNSHARD", "1REDUCE_GRAD0")
 
 
-def all_named(most: int = 5) -> Iterator[tuple[str, Schedule]]:
+def all_named(most: int = extent(4, 5)) -> Iterator[tuple[str, Schedule]]:
     """Yield the named schedules of few ranks, microbatches and stages, where they exist."""
     for name, ranks, count, chunks in product(NAMES, range(1, most), range(1, 2 * most), (1, 2, 3)):
         try:
@@ -244,7 +244,7 @@ def test_the_check_accepts_exactly_what_can_run() -> None:
     chance = random.Random(0)
     bases = [s for _, s in all_named(4)]
     accepted = 0
-    number = extent(400, 10_000)
+    number = extent(200, 10_000)
     for _ in range(number):
         base = chance.choice(bases)
         s = Schedule(

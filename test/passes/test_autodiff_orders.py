@@ -116,7 +116,7 @@ def test_collectives_of_the_local_view_stay():
         ]
 
     seen: set[str] = set()
-    for seed in range(1000, 1000 + extent(8, 20)):
+    for seed in range(1000, 1000 + extent(4, 20)):
         module, _ = random_form(random_problem(seed).module, seed)
         compiled(module, ORDERS["last"][:-1])
         before = shown(list(function(module, "f").body.block.ops)[:-1])

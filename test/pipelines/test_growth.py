@@ -5,11 +5,13 @@ from dataclasses import replace
 from itertools import count
 from unittest.mock import patch
 
+import pytest
 from support.extent import extent, long_form
 from support.growth import superlinear
 from xdsl.context import Context
 
 import shardir
+from shardir.api import caches
 from shardir.backend.torch.emit import program
 from shardir.backend.torch.emit.plan import plan_of
 from shardir.backend.torch.emit.program import program_text
@@ -25,6 +27,12 @@ placed = bench.load("auto").on
 CLUSTER = replace(clusters.load("h200").part(8))
 
 RUNS = count()
+
+
+@pytest.fixture(autouse=True)
+def with_full_caches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No run begins with empty caches, whatever other tests have compiled."""
+    monkeypatch.setattr(caches, "MAX_ENTRIES", 10**9)
 
 
 def of_this_run(text: str) -> str:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.extent import extent
 
 from shardir.pipelines import DECIDERS, MODES, with_files, with_plan
 from shardir.rewriting.registry import build, split
@@ -21,7 +22,7 @@ PARTS = st.recursive(
 )
 
 
-@settings(deadline=None, derandomize=True)
+@settings(max_examples=extent(30, 100), deadline=None, derandomize=True)
 @given(st.lists(PARTS, min_size=1, max_size=4))
 def test_a_list_is_split_at_its_own_commas_only(parts: list[str]) -> None:
     assert list(split(" , ".join(parts), "list")) == parts

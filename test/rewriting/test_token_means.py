@@ -239,6 +239,6 @@ def test_a_mean_over_rows_is_one_over_tokens() -> None:
     texts = [str(compiled(Model(loss), how, **ALONE).module) for how in ("mean", "tokens")]
     assert texts[0] == texts[1]
     with pytest.raises(ShardirError) as e:
-        compiled(Model(_all), "mean", **ALONE)
+        compiled(Model(extent(_several, _all)), "mean", **ALONE)
     refused = "[G17] expected accumulate <tokens>, got <mean>: "
-    assert str(e.value).count(refused) == 1 + len(LOSSES)  # of `several` two
+    assert str(e.value).count(refused) == extent(2, 1 + len(LOSSES))  # of `several` two

@@ -70,7 +70,7 @@ def minimum_of_all(text: str) -> float:
     every = product(
         product(*strategies), product(matrices, repeat=len(open_args)), product(*possible)
     )
-    for chosen, ends, layouts in sampled(every, 100):
+    for chosen, ends, layouts in sampled(every, 50):
         trial = module.clone()
         inner = body(trial)
         for i, layout in zip(open_args, ends, strict=True):

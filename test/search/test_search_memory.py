@@ -305,6 +305,7 @@ def test_the_bound_within_memory_is_larger_and_below_a_written_plan_that_keeps_t
     assert bounds[0] < bounds[1] <= cost.seconds * (1 + 1e-9)
 
 
+@long_form
 def test_a_limit_below_every_plan_is_an_error():
     with pytest.raises(Failure, match=r"@step: expected a plan within 1000 B .* got \d+ B"):
         planned(1000, programs.mlp(layers=1, mesh=(1, 2)))

@@ -18,7 +18,7 @@ from support.harness import (
 )
 from support.random_programs import random_problem
 
-SEEDS = range(200, 200 + extent(4, 25))
+SEEDS = range(200, 200 + extent(3, 25))
 
 
 def upto(name: str) -> tuple[str, ...]:
