@@ -237,16 +237,14 @@ weights = OpTerm(nn.SoftmaxOp, (x,))
 
 @raises(weights, [nn.SoftmaxOp])
 def _(b: Builder, m: Match) -> Replacements | None:
-    """The same weights as before."""
+    """Weights that are computed twice."""
     op = m.parts[weights].owner
-    assert isinstance(op, nn.SoftmaxOp)
-    for use in m["x"].uses:
-        other = use.operation
-        if (
-            isinstance(other, nn.SoftmaxOp) and other.parent is op.parent
-            and b.order[other] < b.order[op] and other.properties == op.properties
-        ):  # fmt: skip
-            return {weights: other.out}
+    for other in (use.operation for use in m["x"].uses):
+        if isinstance(other, nn.SoftmaxOp) and other is not op and other.parent is op.parent:
+            assert isinstance(op, nn.SoftmaxOp)
+            if other.properties == op.properties:
+                first, second = sorted((op, other), key=b.order.__getitem__)
+                return {second.out: first.out}
     return None
 
 
