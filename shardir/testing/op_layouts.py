@@ -2,14 +2,15 @@
 
 By default each op is tried over the 2x3 mesh with each factor of its cases split and no value
 redistributed. Over the 2x2 mesh *kin* share layouts, which together split each dimension of each
-value over no axis, over one and over both: the elementwise ops on values of the same ranks, the
-composite ops of the same factors on them, or the cases of another op on them, by their factors.
+value over no axis and over one: the elementwise ops on values of the same ranks, the composite ops
+of the same factors on them, or the cases of another op on them, by their factors. The kin with the
+largest values, of those of the same op, split each dimension over both axes too.
 Each op is tried, and each element type of each op, or of the elementwise ones together. The long
 form takes each case with each element type on its own.
 """
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import cache, cached_property
 from itertools import cycle, islice, permutations, product
 from math import prod
@@ -20,7 +21,7 @@ from shardir.algebra.factors import Factors, try_op_sharding
 from shardir.algebra.layout import Layout, Shape
 from shardir.algebra.mesh import Axes, Axis, Mesh, SizedAxes
 from shardir.algebra.notation import mesh_of
-from shardir.dialects.nn.base import Composite, TensorOp, decomposes
+from shardir.dialects.nn.base import Composite, TensorOp, decomposes, is_in_parts
 from shardir.testing.cases import Case
 from shardir.testing.programs import MESH, function, layouts, ordered_subsets
 
@@ -94,17 +95,23 @@ class CaseLayouts:
 
     @cached_property
     def by_kin(self) -> dict[CaseRun, list[TriedLayouts]]:
-        """The layouts of each run. The rows of kin are dealt to their cases and element types in
-        turn. Each op gets the aligned ones of its cases, one on each mesh and one with empty
-        shards, and each element type of an op, or of the elementwise ones, at least one."""
+        """The layouts of each run. The rows of kin are dealt to their cases in turn, in the first
+        element type of each, as a type that is tried has a program and a reference of its own; and
+        each case that splits what its op needs unsharded gets one. Each op gets the aligned ones of
+        its cases, in all types in turn, one on each mesh and one with empty shards, and each
+        element type of an op, or of the elementwise ones, at least one."""
         dealt: dict[CaseRun, list[TriedLayouts]] = {
             (str(c), e): [] for c in self.cases for e in c.elements
         }
         for key, cases in self.kin.items():
-            draw = random.Random(str(key))
-            runs = self._turn(cases, draw)
-            for some in rows(*self.first_signature(cases[0]), draw):
-                dealt[next(runs)].append((MESH, some))
+            draw, first = random.Random(str(key)), [self.by_name[c].elements[0] for c in cases]
+            some = rows(*self.first_signature(cases[0]), draw, self.most_axes(key))
+            runs = [*zip(cases, first, strict=True)]
+            for run, row in zip(cycle(runs), some, strict=False):
+                dealt[run].append((MESH, row))
+            for run in runs[len(some) :]:
+                split = (row for row in some if self._splits_parts(*run, row))
+                dealt[run] += [(MESH, row) for row in islice(split, 1)]
         for cases in self.of_op.values():
             first = cases[0]
             split = ((c, some) for c in self.with_aligned(cases)
@@ -140,9 +147,8 @@ class CaseLayouts:
 
         if not self.is_elementwise(cases[0].op):
             return [*cases]
-        first = {kin[0] for kin in self.kin.values()}
         most = max(cases, key=uneven)
-        return [case for case in cases if case is most or str(case) in first]
+        return [case for case in cases if case is most or str(case) in self.first_of_kin]
 
     def is_elementwise(self, op: type[TensorOp]) -> bool:
         """Whether all cases of an op are elementwise, so that it shares what is tried with all
@@ -158,13 +164,6 @@ class CaseLayouts:
         alike = [op for op in self.of_op if self.is_elementwise(op)]
         few = alike if self.long else alike[::FEW]
         return [op for op in self.of_op if op not in alike or op in few]
-
-    def _turn(self, cases: Sequence[str], draw: random.Random) -> Iterator[CaseRun]:
-        """Return the runs of these cases without end: first each case with the first of its
-        types."""
-        others = [(c, e) for c in cases for e in self.by_name[c].elements[1:]]
-        first = [(c, self.by_name[c].elements[0]) for c in cases]
-        return cycle(first + draw.sample(others, len(others)))
 
     def aligned(self, case: str, element: str) -> list[tuple[Layout, ...]]:
         """Return layouts over 2x3 with which no operand moves. Together they split each factor that
@@ -216,6 +215,35 @@ class CaseLayouts:
             found.setdefault((kind, str(ranks)), []).append(str(case))
         return found
 
+    def _splits_parts(self, case: str, element: str, row: Sequence[Layout | None]) -> bool:
+        """Whether layouts split what the op of a case needs unsharded, so that it is in parts."""
+        f, op = self.factors(case, element), self.by_name[case].op
+        operands = [l for l in row[: len(f.operands)] if l is not None]
+        return decomposes(op) and bool(is_in_parts(op, f, operands))
+
+    @cached_property
+    def first_of_kin(self) -> set[str]:
+        """The first case of each kin."""
+        return {cases[0] for cases in self.kin.values()}
+
+    def most_axes(self, key: tuple[str, str]) -> int:
+        """Return the number of axes over which kin split a dimension: both of them where no other
+        kin of the op have values of higher ranks, else one."""
+        return len(MESH.names) if key in self._largest else 1
+
+    @cached_property
+    def _largest(self) -> set[tuple[str, str]]:
+        """Of the kin of each op those with the values of the highest ranks."""
+
+        def ranks(key: tuple[str, str]) -> list[int]:
+            ranks = [len(s) for v in self.first_signature(self.kin[key][0]) for s in v]
+            return [max(ranks, default=0), sum(ranks)]
+
+        found: dict[str, tuple[str, str]] = {}
+        for key in self.kin:
+            found[key[0]] = max(found.get(key[0], key), key, key=ranks)
+        return {*found.values()}
+
     @cached_property
     def groups_of_types(self) -> dict[str, str]:
         """Of each case the ops that share the layouts of an element type: the elementwise ones, or
@@ -229,7 +257,7 @@ class CaseLayouts:
     def partials(self, op: type[TensorOp]) -> list[tuple[Case, list[tuple[Layout, ...]]]]:
         """Return the layouts with partial operands that each case of an op is tried with: the rows
         of cases with as many operands are dealt to them in turn (in the long form each has all,
-        three times). Elementwise ops that need complete operands share theirs: each has one."""
+        three times). Ops that need complete operands share theirs: each has one."""
         found: list[tuple[Case, list[tuple[Layout, ...]]]] = []
         by_number: dict[int, list[Case]] = {}
         for case in self.of_op[op]:
@@ -250,9 +278,9 @@ class CaseLayouts:
 
     @cached_property
     def _needing_complete(self) -> list[type[TensorOp]]:
-        """The elementwise ops through which no partial operand passes."""
+        """The ops through which no partial operand passes."""
         return [
-            op for op, cases in self.of_op.items() if self.is_elementwise(op)
+            op for op, cases in self.of_op.items()
             if not any(self.factors(str(c), c.elements[0]).linear or op.MULTILINEAR for c in cases)
         ]  # fmt: skip
 
@@ -328,23 +356,24 @@ def is_elementwise(op: TensorOp) -> bool:
 
 
 def rows(
-    ins: Sequence[Shape], outs: Sequence[Shape], draw: random.Random
+    ins: Sequence[Shape], outs: Sequence[Shape], draw: random.Random, most: int
 ) -> list[tuple[Layout | None, ...]]:
     """Return layouts of values over 2x2 that split each dimension of each value over each number of
-    axes; results have none, too."""
-    columns: list[list[Layout | None]] = [[*splits(len(s), draw)] for s in ins]
-    columns += [[None, *splits(len(s), draw)] for s in outs]
+    axes up to `most`; results have none, too."""
+    columns: list[list[Layout | None]] = [[*splits(len(s), draw, most)] for s in ins]
+    columns += [[None, *splits(len(s), draw, most)] for s in outs]
     turns = [cycle(draw.sample(c, len(c))) for c in columns]
     return [tuple(map(next, turns)) for _ in range(max(map(len, columns)))]
 
 
-def splits(rank: int, draw: random.Random) -> list[Layout]:
-    """Return layouts in which each dimension is split over each number of axes: the axes are
-    equal."""
-    missing = {(d, n) for d in range(rank) for n in range(len(MESH.names) + 1)}
+def splits(rank: int, draw: random.Random, most: int) -> list[Layout]:
+    """Return layouts in which each dimension is split over each number of axes up to `most`: the
+    axes are equal."""
+    missing = {(d, n) for d in range(rank) for n in range(most + 1)}
     found = [] if missing else [*layouts(rank)]
     while missing:
-        some = draw.sample(layouts(rank), len(layouts(rank)))
+        within = [l for l in layouts(rank) if all(len(axes) <= most for axes in l.dims)]
+        some = draw.sample(within, len(within))
         found.append(max(some, key=lambda l: len(missing & splits_of(l))))
         missing -= splits_of(found[-1])
     return found
@@ -390,12 +419,12 @@ def with_partial(rank: int, axes: Axes, reduction: str, draw: random.Random) -> 
 
 # ---- sub-axes and explicit sizes ----
 
-ODD_MESH = mesh_of("m", "a = 4, b = 3")
+ODD_MESH = mesh_of("m", "a = 4, b = 2")
 PIECES = [(Axis("a", 1, 2), Axis("a", 2, 2), Axis("b")), (Axis("a"), Axis("b"))]
 
 
 def odd_layout(draw: random.Random, shape: Shape) -> Layout:
-    """Return a layout over twelve ranks with sub-axes and axes in any order over the dimensions,
+    """Return a layout over eight ranks with sub-axes and axes in any order over the dimensions,
     half of them with sizes that are explicit."""
     pieces = [*draw.choice(PIECES)]
     draw.shuffle(pieces)
