@@ -5,7 +5,8 @@ test-all` sets it.
 """
 
 import gc
-from collections.abc import Iterator
+import signal
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,18 @@ def pytest_collection_finish() -> None:
 def pytest_sessionfinish() -> None:
     """Exempt the tables too from the collections with which pytest and Python end."""
     gc.freeze()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call() -> Generator[None, Any, Any]:
+    """End at a SIGTERM that comes while a run of this process handles it (launch/agent.py): pytest
+    would take the SystemExit for a failure of the test, and go on with the others."""
+    try:
+        return (yield)
+    except SystemExit as end:
+        if end.code == 128 + signal.SIGTERM:
+            pytest.exit("ended by SIGTERM", 128 + signal.SIGTERM)
+        raise
 
 
 class RunLine(pytest.Item):
