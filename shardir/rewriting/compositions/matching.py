@@ -120,9 +120,15 @@ Matches = Iterator[tuple[Match, float]]
 
 
 def matches(term: Term, value: SSAValue, known: MatchFacts) -> Iterator[Match]:
-    """Yield the matches of a term with a value: no number is left over."""
+    """Yield the different matches of a term with a value: no number is left over."""
     precision = PRECISION.get(element_name(unsharded_type(value).element_type), 0.0)
-    yield from again(term, value, Match(precision=precision, known=known))
+    seen = set[object]()
+    for match in again(term, value, Match(precision=precision, known=known)):
+        named = (match.values, match.numbers, match.rows, match.parts)
+        key = tuple(frozenset(x.items()) for x in named)
+        if key not in seen:
+            seen.add(key)
+            yield match
 
 
 def again(term: Term, value: SSAValue, match: Match) -> Iterator[Match]:
@@ -384,6 +390,8 @@ def _addends(
         yield match, 1.0 if common is None else common
         return
     for i, (value, sign) in enumerate(items):
+        if (value, sign) in items[:i]:
+            continue
         for extended, ratio in _signed(terms[0], value, sign, match):
             if common is None or extended.is_close(ratio, common):
                 rest = [*items[:i], *items[i + 1 :]]
@@ -494,6 +502,8 @@ def _factors(terms: Sequence[Term], items: Sequence[Item], match: Match) -> Matc
         yield match, 1.0
         return
     for i, item in enumerate(items):
+        if item in items[:i]:
+            continue
         for extended, ratio in _unify(terms[0], item, match):
             for whole, others in _factors(terms[1:], [*items[:i], *items[i + 1 :]], extended):
                 yield whole, ratio * others
