@@ -10,7 +10,7 @@ from support.modules.judge import GOOD, in_double, judged, runs, valid_part
 from support.modules.reducer import reproducer, shrunk
 from support.modules.search import optimizer_of
 
-PARTS, COUNT, ON_RANKS = 4, extent(24, 600), extent(1, 3)
+PARTS, COUNT, ON_RANKS = extent(1, 4), extent(10, 600), extent(1, 3)
 
 REFUSED = ("hook", "buffer in memory of another", "parameters in one memory")
 """The features with which modules are refused (docs/guides/imported.md)."""

@@ -4,9 +4,11 @@ import os
 
 COUNT = 8
 
-FLAGS = f"--xla_force_host_platform_device_count={COUNT} --xla_cpu_use_fusion_emitters=false"
-"""What XLA compiles runs once: without its emitters of fusions it compiles in a third of the
-time."""
+QUICK = "--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
+FLAGS = f"--xla_force_host_platform_device_count={COUNT} {QUICK}"
+"""What XLA compiles runs once: without its emitters of fusions, and as one module of LLVM, it
+compiles in a quarter of the time."""
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("XLA_FLAGS", FLAGS)
+os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "true")
