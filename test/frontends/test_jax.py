@@ -34,10 +34,11 @@ ROUNDING = {"mixed": 2**-8}
 
 @pytest.fixture(autouse=True)
 def in_f64() -> Any:
-    """Arrays are in f64; without optimizations, also after a test that needs them."""
+    """Arrays are in f64; what XLA compiles runs once."""
     with jax.enable_x64(True):
-        yield
         jax.config.update("jax_disable_most_optimizations", True)
+        yield
+        jax.config.update("jax_disable_most_optimizations", False)
 
 
 class Case:
@@ -167,6 +168,9 @@ def regression_arguments() -> tuple[Any, ...]:
     return {"w1": n(6, 8), "w2": n(8, 4)}, n(8, 6), jax.random.key(2)
 
 
+AUTO: dict[str, Any] = {"mode": "auto"}
+
+
 def test_a_loss_is_differentiated() -> None:
     """With an optimizer: gradients are those of jax.grad, and so are steps of Adam on ranks; with
     all activations computed again; in the long form with a searched plan."""
@@ -184,7 +188,7 @@ def test_a_loss_is_differentiated() -> None:
     assert_equal(rest[1:], new)
 
     adam: dict[str, Any] = {"optimizer": "adam, lr = 1e-2", "mesh": "dp = 2, tp = 2"}
-    trained = shardir.from_jax(regression, *args, **extent({}, {"mode": "auto"}), **adam)
+    trained = shardir.from_jax(regression, *args, **adam, **extent(dict[str, Any](), AUTO))
     params, state, losses = args[0], jax_programs.adam_state(args[0]), []
     for _ in range(3):
         (value, _), grads = with_gradients(params, *args[1:])

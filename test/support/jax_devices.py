@@ -11,4 +11,3 @@ compiles in a quarter of the time."""
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("XLA_FLAGS", FLAGS)
-os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "true")
