@@ -40,6 +40,7 @@ def region_text(
     for op in scope.ops:
         if isinstance(op, ReturnOp):
             texts = [scope.operand(v) for v in op.operands]
+            # Plain text instead of lines of ops: all of them are lines of the op around.
             return [f"{line}" for line in scope.lines], texts
         scope.emit(op)
     raise AssertionError("a region ends with nn.yield")
