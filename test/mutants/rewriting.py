@@ -548,10 +548,10 @@ MUTANTS = [
     Mutant(
         "a bias that is given is not low",
         "The gradient reads a log-sum-exp that has no digits.",
-        "shardir/rewriting/compositions/attention.py",
-        "_may_be_low",
-        "if len(seen) > MAX_ORIGINS or _is_given(v):",
-        "if len(seen) > MAX_ORIGINS:",
+        "shardir/rewriting/compositions/sizes.py",
+        "_size",
+        "return inf if _is_given(v) else 1.0",
+        "return 1.0",
         "test/passes/test_raise_attention.py -k low",
     ),
     Mutant(

@@ -271,8 +271,11 @@ def test_a_low_bias_in_a_loss() -> None:
 
     def loss(params: Any, mask: Any, bias: Any) -> Any:
         low = attention(lambda s, m: s + (1 - m[:, None].astype(s.dtype)) * -1e9)
+        divided = attention(lambda s, m: s + (m[:, None].astype(s.dtype) - 1) / 1e-9)
+        power = attention(lambda s, m: s - jnp.exp(20 * (1 - m[:, None].astype(s.dtype))))
         given = attention(lambda s, b: s + b[:, None])
-        return jnp.sum(jnp.sin(low(*params, mask)) + given(*params, bias))
+        masked = low(*params, mask) + divided(*params, mask) + power(*params, mask)
+        return jnp.sum(jnp.sin(masked) + given(*params, bias))
 
     given = np.where(mask, 0, np.finfo(np.float32).min).astype(np.float32)
     args = tuple(u.astype(np.float32) for u in (q, k, v)), mask, given

@@ -14,7 +14,6 @@ from dataclasses import dataclass, replace
 from math import inf
 
 from xdsl.dialects.builtin import (
-    AnyFloat,
     BFloat16Type,
     Float16Type,
     Float32Type,
@@ -22,14 +21,13 @@ from xdsl.dialects.builtin import (
     f32,
 )
 from xdsl.dialects.func import FuncOp
-from xdsl.ir import Attribute, BlockArgument, Operation, SSAValue
+from xdsl.ir import Attribute, Operation, SSAValue
 
 from shardir.dialects import nn
 from shardir.dialects.nn.creation import dense_values
 from shardir.dialects.nn.elementary import splat
 from shardir.dialects.nn.properties import axis_of, dims_of
 from shardir.dialects.nn.types import unsharded_type
-from shardir.dialects.train import Argument, Role
 from shardir.rewriting.compositions.conditions import Condition, leave_a_key
 from shardir.rewriting.compositions.matching import is_annotated
 from shardir.rewriting.compositions.named import (
@@ -42,12 +40,10 @@ from shardir.rewriting.compositions.named import (
     letters_of,
     shape_of,
 )
+from shardir.rewriting.compositions.sizes import size_of
 
 NOTHING, NOTHING_IN_F16 = -1e9, -6e4
 """A masked score is at most this: its weight is 0."""
-
-MAX_ORIGINS = 64
-"""A bias that is computed from more values may be any."""
 
 MODERATE = 64.0
 """A score of this size loses no more than six bits of its log-sum-exp."""
@@ -237,38 +233,12 @@ def _added_mask(bias: NamedValue) -> tuple[Condition, float] | None:
 def _may_be_low(bias: NamedValue, column: str) -> bool:
     """Whether a bias may mask all keys of a query by finite numbers. A gradient needs the
     log-sum-exp of these low scores, which has no digits of their differences. Known elements are
-    looked at; others may be low if they are computed from a number that masks, or from floats that
-    are given and not trained. Products, which nobody masks by, are taken as moderate."""
+    looked at, and the size of others is estimated."""
     op = bias.value.owner
     if isinstance(op, nn.ConstantOp) and column in bias.names:
         top = dense_values(op.value).max(axis=bias.names.index(column))
         return not bool((abs(top) <= MODERATE).all())
-    waiting, seen = [bias.value], set[SSAValue]()
-    while waiting:
-        v = waiting.pop()
-        op = v.owner
-        if v in seen or isinstance(op, nn.EinsumOp):
-            continue
-        seen.add(v)
-        if len(seen) > MAX_ORIGINS or _is_given(v):
-            return True
-        if isinstance(op, nn.ConstantOp):
-            sizes = abs(dense_values(op.value) * 1.0)
-            if ((sizes >= -NOTHING_IN_F16) & (sizes < inf)).any():
-                return True
-        elif isinstance(op, Operation):
-            waiting += op.operands
-    return False
-
-
-def _is_given(v: SSAValue) -> bool:
-    """Whether a value is an argument of floats that is no parameter."""
-    if not isinstance(v, BlockArgument) or not isinstance(unsharded_type(v).element_type, AnyFloat):
-        return False
-    f = v.owner.parent_op()
-    attributes = f.arg_attrs if isinstance(f, FuncOp) else None
-    role = Argument.of(attributes.data[v.index].data).role if attributes is not None else None
-    return role is not Role.PARAMETER
+    return size_of(bias.value) >= -NOTHING_IN_F16
 
 
 def _is_differentiated(v: SSAValue) -> bool:
