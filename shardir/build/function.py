@@ -2,7 +2,7 @@
 
 import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from xdsl.dialects.builtin import (
 )
 from xdsl.dialects.func import FuncOp, ReturnOp
 from xdsl.ir import Attribute, Block, Region, SSAValue
+from xdsl.utils.exceptions import VerifyException
 
 from shardir.build.attributes import element_type, layout_attr
 from shardir.build.ops import Ops, ops_of
@@ -242,6 +243,63 @@ class FunctionBuilder(OpScope):
         for r in op.results:
             r.name_hint = r.name_hint or kind.name.partition(".")[2]
         return tuple(Value(self, r) for r in op.results)
+
+    def while_loop(
+        self,
+        carried: Sequence[Value],
+        condition: Callable[..., Value],
+        body: Callable[..., Value | Sequence[Value]],
+    ) -> tuple[Value, ...]:
+        """Add a loop that runs as long as a condition holds; return the carried values after it.
+
+            root, runs = f.while_loop(
+                (x, n), lambda x, n: n < 8, lambda x, n: ((x + a / x) / 2, n + 1)
+            )
+
+        Args:
+            condition: returns a bool of shape () from the carried values.
+            body: returns the carried values of the next run, of the same shapes and dtypes. Both
+                use no other values of the function.
+
+        Raises:
+            ShardirError: they return other things.
+        """
+        regions = [
+            self._region(name, function, carried)
+            for name, function in (("condition", condition), ("body", body))
+        ]
+        op = self.builder.op(nn.WhileOp, *(v.ssa for v in carried), regions=regions)
+        try:
+            op.verify_()
+        except VerifyException as e:
+            raise ShardirError(str(e)) from None
+        for v, result in zip(carried, op.results, strict=True):
+            result.name_hint = v.ssa.name_hint
+        return tuple(Value(self, r) for r in op.results)
+
+    def _region(
+        self, name: str, function: Callable[..., Value | Sequence[Value]], carried: Sequence[Value]
+    ) -> Region:
+        region = FunctionBuilder(f"{name} of a loop in {self.name}", True, None)
+        arguments = [
+            region.input(v.ssa.name_hint or "carried", v.shape, v.dtype) for v in carried
+        ]
+        results = function(*arguments)
+        values = [results] if isinstance(results, Value) else [*results]
+        for v in values:
+            if not isinstance(v, Value) or v.function is not region:
+                raise ShardirError(
+                    f"expected values of the {region.name}, computed from its arguments, got {v!r}"
+                )
+        return region.as_region(values)
+
+    def as_region(self, results: Sequence[Value]) -> Region:
+        """Return what has been built as a region of `nn.while` that yields `results`."""
+        self.block.add_op(
+            nn.YieldOp.create(operands=[v.ssa for v in results], location=self.location())
+        )
+        self.func.body.detach_block(self.block)
+        return Region(self.block)
 
     # ---- results ----
 

@@ -20,12 +20,14 @@ from shardir.build.attributes import properties
 from shardir.build.values import Real, OpScope, Value
 from shardir.diagnostics import ShardirError, did_you_mean
 from shardir.dialects.installed import installed
-from shardir.dialects.nn import FAMILIES, TensorOp
+from shardir.dialects.nn import FAMILIES, TensorOp, WhileOp
 
 KINDS: dict[str, type[TensorOp]] = {
-    op.name.removeprefix("nn."): op for ops in FAMILIES.values() for op in ops
-}
-"""The ops by name, without the dialect. A trailing _ avoids Python's keywords: `and_`."""
+    op.name.removeprefix("nn."): op
+    for ops in FAMILIES.values() for op in ops if op is not WhileOp
+}  # fmt: skip
+"""The ops by name, without the dialect. A trailing _ avoids Python's keywords: `and_`. Loops have
+regions: `FunctionBuilder.while_loop`."""
 
 
 class Ops:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -51,6 +52,45 @@ def test_operators_are_those_of_numpy(name: str) -> None:
     numpy = {"sum of a dimension": X.sum(-1), "mean": X.mean(), "maximum, kept": X.max(0)[None]}
     want = numpy[name] if name in numpy else function(*arrays)
     np.testing.assert_allclose(evaluated(function, *arrays)[0], want, rtol=1e-14)
+
+
+def test_a_loop_runs_as_long_as_its_condition_holds() -> None:
+    def root(x: Value) -> Value:
+        f: Any = x.function
+        ones, limit = x * 0 + 1, f.constant(1e-12, dtype="f64")
+        out = f.while_loop(
+            (ones, x, limit),
+            lambda y, x, limit: abs_of(y * y - x).max() > limit,
+            lambda y, x, limit: ((y + x / y) / 2, x, limit),
+        )
+        return out[0]
+
+    def abs_of(v: Value) -> Value:
+        return (v * v) ** 0.5
+
+    np.testing.assert_allclose(evaluated(root, X * X)[0], abs(X), rtol=1e-9)
+
+
+LOOPS: list[tuple[Callable[[Value, Value], object], str]] = [
+    (lambda x, n: x, "expected 2 values that the body yields, got 1"),
+    (lambda x, n: (n, x), r"expected value 0 that the body yields of type tensor<3xf32>, got"),
+    (lambda x, n: (x, 1), "of the body of a loop in f, computed from its arguments, got 1"),
+]
+
+
+@pytest.mark.parametrize(("body", "message"), LOOPS)
+def test_errors_of_loops(body: Callable[..., Any], message: str) -> None:
+    f = Module().function("f")
+    x, n = f.input("x", (3,)), f.input("n", (), "i32")
+    with pytest.raises(ShardirError, match=message):
+        f.while_loop((x, n), lambda x, n: n < 3, body)
+
+
+def test_a_loop_reads_no_values_around_it() -> None:
+    f = Module().function("f")
+    x, n = f.input("x", (3,)), f.input("n", (), "i32")
+    with pytest.raises(ShardirError, match="expected operands of @body of a loop in f, got"):
+        f.while_loop((n,), lambda n: n < 3, lambda n: n + x.to("i32").sum())
 
 
 def test_broadcasts_are_those_of_numpy() -> None:

@@ -9,11 +9,11 @@ from collections.abc import Iterator, Sequence
 from math import prod
 from typing import Any, Protocol
 
-from xdsl.ir import Block, BlockArgument, Region, SSAValue
+from xdsl.ir import BlockArgument, Region, SSAValue
 
 from shardir.build import Value
 from shardir.build.function import hint_of
-from shardir.dialects.nn import WhileOp, YieldOp
+from shardir.dialects.nn import WhileOp
 from shardir.dialects.nn.base import Array
 from shardir.frontends.stablehlo.folding import MAX_FOLDED, FoldingBuilder, known
 from shardir.frontends.stablehlo.form import (
@@ -62,7 +62,7 @@ def import_loop(importer: LoopImporter, op: HloOp, carried: Sequence[Value]) -> 
     hints = [_hint(v.ssa, "carried") for v in first] + [_hint(v, "fixed") for v in fixed]
     operands = [*first, *(Value(importer.function, v) for v in fixed)]
     regions = [
-        Region(_region(importer, block, block is body, hints, operands, changed, around))
+        _region(importer, block, block is body, hints, operands, changed, around)
         for block in (condition, body)
     ]
     loop = importer.function.builder.op(WhileOp, *(v.ssa for v in operands), regions=regions)
@@ -89,8 +89,8 @@ def _hint(v: SSAValue, otherwise: str) -> str:
 def _region(
     importer: LoopImporter, block: HloBlock, is_body: bool, hints: Sequence[str],
     operands: Sequence[Value], changed: Sequence[bool], around: dict[HloValue, Value],
-) -> Block:  # fmt: skip
-    """Return the block of a region, with an argument for each operand of the loop.
+) -> Region:  # fmt: skip
+    """Return a region, with an argument for each operand of the loop.
 
     Args:
         changed: of each argument of `block` whether a run changes it.
@@ -117,11 +117,9 @@ def _region(
         if is_body:
             results = [v for v, is_changed in zip(results, changed, strict=True) if is_changed]
             results += given[count:]
-        ssa = [v.ssa for v in results]
-        region.block.add_op(YieldOp.create(operands=ssa, location=location))
+        made = region.as_region(results)
     inner.erase_unused()
-    region.func.body.detach_block(region.block)
-    return region.block
+    return made
 
 
 def _values_around(
