@@ -10,8 +10,9 @@ and the backward part of a training step get their layouts together.
    proposed; the objective is the time of the lowered program of the plan that is chosen.
 2. Annotated layouts and strategies stay, except strategies of composites, which a warning names.
    Redistributions, for example of a plan's `uses`, stay too, and their time counts
-   (shardir/search/graph/pins.py). The values of a sharding group get one layout, and barriers have
-   no effect. A barrier whose result is annotated with another layout than its operand is an error.
+   (shardir/search/graph/pins.py). An annotation with open dimensions gets a layout that it allows.
+   The values of a sharding group get one layout. A barrier has no effect, but an annotation of its
+   result is one of its operand, or its result is redistributed where the operand's contradicts it.
 3. The proposed plan is the one of the smallest sum among all plans of the candidates of
    docs/understand/search.md: an axis splits one dimension of an op, evenly or nearly so, and is
    undivided, or the only one of its mesh and divided in two; or one near to it: where the solver's
@@ -45,18 +46,26 @@ from xdsl.ir import Operation
 
 from shardir.algebra.garbage import no_gc
 from shardir.algebra.mesh import Mesh
+from shardir.algebra.sharding import Sharding
 from shardir.analysis.functions import is_laid_out, values
 from shardir.analysis.groups import contradiction, sharding_groups
+from shardir.compat.xdsl import set_type
 from shardir.diagnostics import Failure, Located, ShardirError, report_progress
+from shardir.dialects.blocks import of_kind, ops_of
 from shardir.dialects.dist import (
     CollectiveOp,
     PropagationBarrierOp,
     layout_of,
+    sharding_of,
+    with_layout,
+    with_sharding,
 )
 from shardir.dialects.nn.base import TensorOp
+from shardir.dialects.nn.types import unsharded_type
 from shardir.dialects.train import GradientOp, StepOp
 from shardir.rewriting.bases import Function, GlobalPass, warn_without_mesh
 from shardir.rewriting.composites import expand, warn_of_lost_strategies
+from shardir.rewriting.functions import update_signature
 from shardir.rewriting.marks import SEARCHED, resolve_markers
 from shardir.rewriting.options import Bytes, bytes_of
 from shardir.rewriting.placement import strategy_op_sharding
@@ -128,8 +137,9 @@ class SearchStrategies(GlobalPass):
 
             warn_of_lost_strategies(f.block)
             expand(f.block, None)
+            _annotate_operands(f, f.mesh)
             ties = tied_values(f.op, f.block)
-            resolve_markers(f.block, None)
+            resolve_markers(f.block, f.mesh)
             budget = bytes_of(self.recompute)
             policy = self.recompute if budget is None else ""
             lowered = LoweredPlans(f.module, f.op, f.mesh, policy, self.offload)
@@ -163,6 +173,26 @@ def _warn_of_replication(f: Function, mesh: Mesh) -> None:
         )
 
 
+def _annotate_operands(f: Function, mesh: Mesh) -> None:
+    """Give the operand of each barrier the annotation of its result, since a search does not
+    propagate. Where its own contradicts that, both get the layouts nearest to each other, and the
+    result is redistributed."""
+    for op in reversed(of_kind(ops_of(f.block), PropagationBarrierOp)):
+        own, wanted = sharding_of(op.value), sharding_of(op.out)
+        if wanted is None:
+            continue
+        both = wanted if own is None else own.meet(wanted, mesh)
+        if both is None:
+            assert own is not None
+            both = Sharding(own.nearest(wanted.layout, mesh))
+            layout = wanted.nearest(own.layout, mesh)
+        else:
+            layout = None
+        set_type(op.value, with_sharding(unsharded_type(op.value), both))
+        set_type(op.out, with_layout(unsharded_type(op.out), layout))
+    update_signature(f.op)
+
+
 def _annotation_errors(f: Function, mesh: Mesh) -> list[tuple[Operation | None, str]]:
     """Return the errors of a function's annotations for a search."""
     errors: list[tuple[Operation | None, str]] = []
@@ -173,11 +203,6 @@ def _annotation_errors(f: Function, mesh: Mesh) -> list[tuple[Operation | None, 
                     f"{op.name} in @{f.name}: expected no calls and no communication other than "
                     "dist.redistribute, since the search decides on it; remove the op, or run "
                     "inline-calls before"
-                )
-            case PropagationBarrierOp() if layout_of(op.out) not in (None, layout_of(op.value)):
-                message = (
-                    f"{op.name} in @{f.name}: expected the layout of its operand, got another one; "
-                    "remove the barrier, since a search does not propagate"
                 )
             case TensorOp() if op.strategy is not None:
                 try:

@@ -58,11 +58,15 @@ class Sharding:
         replicated = mesh.simplify(tuple(sorted(self.replicated, key=mesh.order)))
         return Sharding(layout, self.open, priorities if any(priorities) else (), replicated)
 
-    def allows(self, layout: Layout, mesh: Mesh) -> bool:
-        """Whether a value with this annotation may have `layout`."""
+    def nearest(self, layout: Layout, mesh: Mesh) -> Layout:
+        """Return the annotated layout, with the axes of `layout` that open dimensions may have."""
         own, layout = self.simplified(mesh), layout.simplified(mesh)
         dims = refine(own.layout.dims, layout.dims, own.open, own.replicated, mesh)
-        return replace(own.layout, dims=dims) == layout
+        return replace(own.layout, dims=dims)
+
+    def allows(self, layout: Layout, mesh: Mesh) -> bool:
+        """Whether a value with this annotation may have `layout`."""
+        return self.nearest(layout, mesh) == layout.simplified(mesh)
 
     def meet(self, other: "Sharding", mesh: Mesh) -> "Sharding | None":
         """Return the annotation that satisfies both; None if they contradict each other.

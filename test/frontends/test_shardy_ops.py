@@ -251,6 +251,8 @@ def test_a_rule_leaves_factors_of_an_op_unsharded(
     np.testing.assert_allclose(run(module, "main", [X])[0], expected, rtol=1e-6)
     ops = (op for op in module.walk() if isinstance(op, TensorOp))
     assert [f"[{str(dist.layout_of(v)).partition('[')[2]}" for v in next(ops).operands] == layouts
+    searched = shardir.from_stablehlo(text, mode="auto").module
+    np.testing.assert_allclose(run(searched, "main", [X])[0], expected, rtol=1e-6)
 
 
 REDUCTIONS = [

@@ -1,6 +1,7 @@
 """search-strategies: against all plans of small programs, and its objective against the estimated
 time of the program."""
 
+import re
 from itertools import product
 from math import isclose
 
@@ -145,6 +146,23 @@ def test_the_values_of_a_group_get_the_layout_that_is_best_for_all(of: str, op: 
     found_layouts = {v.name_hint: layout_of(v) for op in [body(module)] for v in op.args}
     found_layouts |= {v.name_hint: layout_of(v) for op in body(module).ops for v in op.results}
     assert len({str(found_layouts[v]) for v in of}) == 1
+
+
+@pytest.mark.parametrize(
+    ("annotation", "allowed"),
+    [("[{}, {?}]", ["[{}, {}]", "[{}, {d}]"]), ("[{?}, {}]", ["[{}, {}]", "[{d}, {}]"]),
+     ("[{d}, {?}]", ["[{d}, {}]"]), ("[{?}, {?}], replicated {d}", ["[{}, {}]"])],
+)  # fmt: skip
+@pytest.mark.parametrize("value", ["x", "a"])
+def test_an_open_annotation_gets_the_best_layout_that_it_allows(
+    value: str, annotation: str, allowed: list[str]
+):
+    def best(kind: str, layout: str) -> float:
+        out = GROUP.replace("GROUPS", "").replace("OP", TANH)
+        out = out.replace(f", T{value.upper()}>", f", #dist.{kind}<@m, {layout}>>")
+        return proposed(parse(HEAD + re.sub(", T[XAB]>", ">", out)))
+
+    assert isclose(best("sharding", annotation), min(best("layout", layout) for layout in allowed))
 
 
 def proposed(module: ModuleOp) -> float:

@@ -231,6 +231,13 @@ def with_layout(type: TensorType, layout: Layout | None) -> TensorType:
     return laid_out(type.element_type, type.get_shape(), layout)
 
 
+def with_sharding(type: TensorType, sharding: Sharding) -> TensorType:
+    """Return a global type with another annotation, which is a layout if it has nothing else."""
+    if not (sharding.open or sharding.priorities or sharding.replicated):
+        return with_layout(type, sharding.layout)
+    return TensorType(type.element_type, type.get_shape(), ShardingAttr(sharding))
+
+
 def invalid_type_message(type: Attribute) -> str | None:
     """Return the error message for a type that is not valid here; None for a tensor with static
     sizes, one of our element types, and a layout or none."""

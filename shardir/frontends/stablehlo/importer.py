@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
-from xdsl.dialects.builtin import LocationAttr, TensorType
+from xdsl.dialects.builtin import LocationAttr
 from xdsl.ir import Operation, OpResult, SSAValue
 
 from shardir.algebra.mesh import Axes, Mesh
@@ -19,9 +19,10 @@ from shardir.compat.xdsl import set_type
 from shardir.diagnostics import ShardirError
 from shardir.dialects import dist
 from shardir.dialects.blocks import ops_of
-from shardir.dialects.dist import LayoutAttr, ShardingAttr
+from shardir.dialects.dist import with_sharding
 from shardir.dialects.locations import file_location
 from shardir.dialects.nn.base import TensorOp
+from shardir.dialects.nn.types import unsharded_type
 from shardir.frontends.stablehlo.folding import FoldingBuilder
 from shardir.frontends.stablehlo.form import (
     HloBlock,
@@ -522,11 +523,7 @@ def _reason(op: HloOp) -> str:
 
 
 def _annotate(value: SSAValue, sharding: Sharding) -> None:
-    t = value.type
-    assert isinstance(t, TensorType)
-    plain = not (sharding.open or sharding.priorities or sharding.replicated)
-    attr = LayoutAttr(sharding.layout) if plain else ShardingAttr(sharding)
-    set_type(value, TensorType(t.element_type, t.get_shape(), attr))
+    set_type(value, with_sharding(unsharded_type(value), sharding))
 
 
 def _name_result(value: Value, path: str) -> None:

@@ -24,7 +24,7 @@ from xdsl.ir import Block, Operation, SSAValue
 
 from shardir.algebra.arrays import Table
 from shardir.analysis.loops import Loops
-from shardir.dialects.dist import layout_of
+from shardir.dialects.dist import sharding_of
 from shardir.dialects.nn.base import TensorOp, decomposes
 from shardir.dialects.nn.types import size_of, unsharded_type
 from shardir.search.graph.buckets import LateTransfer, Positions, smallest_shares
@@ -195,7 +195,7 @@ class CostGraph:
         tied = v in self.ties or v in self._tied
         span = self.spans.get(v) if self.spans else None
         is_long_lived = span is not None and span.end - span.start > LONG_LIVED_OPS
-        return len(users) > 1 or returned or tied or layout_of(v) is not None or is_long_lived
+        return len(users) > 1 or returned or tied or sharding_of(v) is not None or is_long_lived
 
     def _add_value(self, v: SSAValue) -> None:
         """Add a variable for the layout of a value; tied values share one."""

@@ -13,7 +13,7 @@ from shardir.analysis.functions import values
 from shardir.analysis.groups import sharding_groups
 from shardir.analysis.roles import ties
 from shardir.compat.xdsl import operands_of
-from shardir.dialects.dist import layout_of
+from shardir.dialects.dist import sharding_of
 from shardir.dialects.nn.base import TensorOp
 from shardir.dialects.nn.types import unsharded_type
 from shardir.search.graph.candidates import Candidate, Candidates
@@ -105,10 +105,12 @@ class Uses:
 
     def layouts(self, mesh: Mesh) -> ValueLayouts:
         """Return the layouts that the value may have: the annotated one, or the complete ones in
-        which something makes or uses it, those over most devices first."""
-        annotated = next((l for l in map(layout_of, self.values) if l is not None), None)
-        if annotated is not None:
-            return (annotated.simplified(mesh),)
+        which something makes or uses it, those over most devices first. An annotation with open
+        dimensions allows some of them, and its own layout."""
+        annotations = [s for s in map(sharding_of, self.values) if s is not None]
+        closed = next((s.layout for s in annotations if not s.open), None)
+        if closed is not None:
+            return (closed.simplified(mesh),)
         needs = (l for user in self.users for some in user.needs for l in some)
         found = dict.fromkeys(l for l in needs if not l.partial)
         for choices, i in self.makers:
@@ -116,4 +118,7 @@ class Uses:
         if not found:  # no op uses it
             rank = len(unsharded_type(self.values[0]).get_shape())
             found[replicated(mesh.name, rank)] = None
+        for s in annotations:
+            allowed = [l for l in found if s.allows(l, mesh)]
+            found = dict.fromkeys(allowed or [s.layout.simplified(mesh)])
         return tuple(sorted(found, key=lambda l: -mesh.extent(l.used)))
