@@ -2,7 +2,8 @@
 
     %root, %runs = nn.while(%x, %n) cond {
     ^bb0(%a: tensor<f32>, %k: tensor<i32>):
-      %goes_on = nn.compare %k, %a how lt
+      %zero = nn.constant dense<0> : tensor<i32> -> tensor<i32>
+      %goes_on = nn.compare <gt> %k, %zero
       nn.yield %goes_on
     } do {
     ^bb0(%b: tensor<f32>, %l: tensor<i32>):
@@ -95,7 +96,7 @@ class WhileOp(TensorOp):
             ("condition", self.condition, [tensor(i1, ())]), ("body", self.body, carried),
         ):  # fmt: skip
             if errors := [*_region_errors(name, region, carried, yielded)]:
-                raise VerifyException(coded("T14", errors[0]))
+                raise VerifyException(errors[0])
 
 
 def _region_errors(
@@ -103,28 +104,35 @@ def _region_errors(
 ) -> Iterator[str]:
     """Yield the errors of a region that takes and yields values of these types."""
     block = region.block
-    yield from _type_errors("argument", f"of the {name}", carried, block.arg_types)
+    for error in _type_errors("argument", f"of the {name}", carried, block.arg_types):
+        yield coded("T14", error, use="write the types of the carried values")
     own: set[SSAValue] = {*block.args}
     ops, end = ops_of(block)[:-1], block.last_op
     for op in ops_of(block):
         if other := [v for v in op.operands if v not in own]:
             value = f"%{other[0].name_hint}" if other[0].name_hint else "another value"
-            yield f"expected carried values and those of the {name} alone in it, got {value}"
+            error = f"expected carried values and those of the {name} alone in it, got {value}"
+            yield coded("T14", error)
         own.update(op.results)
     for op in ops:
         dialect = op.name.partition(".")[0]
         if not isinstance(op, TensorOp) or isinstance(op, Drawn) or dialect in ("dist", "train"):
-            yield f"expected ops that compute the same in each run in the {name}, got {op.name}"
+            error = f"expected ops that compute the same in each run in the {name}, got {op.name}"
+            yield coded("T14", error, use="move the op out of the loop")
         elif op.strategy is not None:
-            yield f"expected ops without strategies in the {name}, got that of {op.name}"
+            error = f"expected ops without strategies in the {name}, got that of {op.name}"
+            yield coded("T14", error, use="drop the strategy")
         for v in op.results:
             if isinstance(v.type, TensorType) and v.type != unsharded_type(v):
-                yield f"expected values without layouts in the {name}, got {v.type} of {op.name}"
+                error = f"expected values without layouts in the {name}, got {v.type} of {op.name}"
+                yield coded("T14", error, use="drop the layout")
     if not isinstance(end, YieldOp):
         got = "none" if end is None else end.name
-        yield f"expected nn.yield at the end of the {name}, got {got}"
+        error = f"expected nn.yield at the end of the {name}, got {got}"
+        yield coded("T14", error, use="yield whether it goes on, or the carried values")
         return
-    yield from _type_errors("value", f"that the {name} yields", yielded, end.operand_types)
+    for error in _type_errors("value", f"that the {name} yields", yielded, end.operand_types):
+        yield coded("T14", error, use="yield values of these types")
 
 
 def _type_errors(
