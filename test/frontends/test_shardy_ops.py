@@ -141,7 +141,8 @@ def test_a_manual_computation_on_another_mesh(mesh: str, dims: str, manual: str)
     [
         ('<["a"=4, "b"=2]>', "parts of axes of mesh @m <x = 2, y = 4> in .@m, ..x, y:.1.2., "),
         ('<["a"=2, "b"=4], device_ids=[1, 0, 2, 3, 4, 5, 6, 7]>', "got one over {a, b} of @o"),
-        ('<["a"=2, "b"=2]>', "got one of @o <a = 2, b = 2>"),
+        ('<["a"=2, "b"=2]>', "got one of @o <a = 2, b = 2>, which has other devices"),
+        ('<["a"=4, "b"=4]>', "got one of @o <a = 4, b = 4>, which has other devices"),
     ],
 )
 def test_a_manual_computation_on_a_mesh_of_other_axes(mesh: str, message: str) -> None:

@@ -101,11 +101,6 @@ class ProgramMeshes:
         if name != self.mesh.name:
             other = self._other(name)
             sharding.check(other)
-            if sorted(self._ids(self.mesh)) != sorted(self._ids(other)):
-                raise ShardirError(
-                    f"expected a sharding of mesh {self.mesh}, got one of {other}, which has other "
-                    "devices; write it on one mesh"
-                )
             layout = sharding.layout
             layout = replace(
                 layout, mesh=self.mesh.name, partial=self.axes(name, layout.partial),
@@ -184,11 +179,18 @@ class ProgramMeshes:
         return axes
 
     def _other(self, name: str) -> Mesh:
-        """Return another mesh of the program. Raises ShardirError without one."""
+        """Return another mesh of the program. Raises ShardirError where there is none, or it has
+        other devices than ours."""
         if name not in self.texts:
             mesh = getattr(self.mesh, "name", "")
             raise ShardirError(f"expected a sharding of mesh @{mesh}, got one of @{name}")
-        return mesh_from_sdy(f"sdy.mesh @{name} = {DEVICE_IDS.sub('', self.texts[name])}")
+        other = mesh_from_sdy(f"sdy.mesh @{name} = {DEVICE_IDS.sub('', self.texts[name])}")
+        if self.mesh is not None and sorted(self._ids(self.mesh)) != sorted(self._ids(other)):
+            raise ShardirError(
+                f"expected a sharding of mesh {self.mesh}, got one of {other}, which has other "
+                "devices; write it on one mesh"
+            )
+        return other
 
     def _ids(self, mesh: Mesh) -> list[int]:
         """Return the device at each place of a mesh."""
