@@ -13,6 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from jax.sharding import AbstractMesh, NamedSharding
+from jax.sharding import PartitionSpec as P
 from support.raised import (
     check_all,
     draw,
@@ -349,3 +351,24 @@ def test_a_scale_near_the_default() -> None:
     ops = ops_of(function(module, "main").body.block)
     (found,) = (op for op in ops if isinstance(op, nn.AttentionOp))
     assert found.factor() == 0.501
+
+
+def test_layouts_stay() -> None:
+    """A value with a layout is not raised over: the exponentials of a product over their sum, and
+    the products that are summed for a gradient."""
+    rows = NamedSharding(AbstractMesh((2,), ("d",)), P("d"))
+
+    def product_over_sum(q: Any, k: Any) -> Any:
+        s = q @ k.T
+        p = lax.with_sharding_constraint(jnp.exp(s - s.max(-1, keepdims=True)), rows)
+        return (p @ k) / p.sum(-1, keepdims=True)
+
+    def gradient(q: Any, k: Any) -> Any:
+        p = jax.nn.softmax(q @ k.T)
+        products = lax.with_sharding_constraint(q * (p @ k), rows)
+        return p * (q @ k.T - products.sum(-1, keepdims=True))
+
+    x = np.eye(4)
+    for f in (product_over_sum, gradient):
+        text = str(import_text(jax.jit(f).lower(x, x).as_text(), f.__name__))
+        assert "[{d}, {}]" in text, f.__name__

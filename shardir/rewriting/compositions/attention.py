@@ -333,11 +333,13 @@ def sums_products(weights: SSAValue, dp: SSAValue, total: SSAValue) -> bool:
     assert isinstance(softmax, nn.SoftmaxOp)
     column = p.names[axis_of(softmax.properties, "axis", len(p.names))]
     cotangent, sums = _contracted(p.operand(dp), "outer"), p.operand(total).source(ANY)
+    if is_annotated(sums.value):
+        return False
     sides = _contracted(sums, "outer")
     if sides is None and (product := _summed(sums, "outer")) is not None:
         product = product.source(ANY)
         op = product.value.owner
-        if isinstance(op, nn.MulOp):
+        if isinstance(op, nn.MulOp) and not is_annotated(product.value):
             left, right = (product.operand(x).source(ANY) for x in op.operands)
             sides = left, right
     if cotangent is None or sides is None or not column:
@@ -389,6 +391,8 @@ def product_over_sum(root: SSAValue) -> ProductOverSum | None:
     product, sums = (quotient.operand(x).source() for x in op.operands)
     op, summed = product.value.owner, _summed(sums, "column")
     if not isinstance(op, nn.EinsumOp) or summed is None or product.sizes != quotient.sizes:
+        return None
+    if any(is_annotated(x.value) for x in (product, sums, summed)):
         return None
     letters = dict(zip(letters_of(op.out)[2], product.names, strict=True))
     for side, x in enumerate(contraction(op, letters, "column")[:2]):
