@@ -482,3 +482,23 @@ def test_refusals(body: str, message: str) -> None:
     other = 'sdy.mesh @other = <["x"=2, "y"=3]>' if "@other" in body else ""
     with pytest.raises(ShardirError, match=message):
         shardir.from_stablehlo(program(body.replace("T", "tensor<8x8xf32>")) + other)
+
+
+def test_a_rule_in_a_loop() -> None:
+    """Each device computes the whole loop: no rule leaves anything unsharded there."""
+    rule = "#sdy.op_sharding_rule<([i, j], [i, j])->([i, j]) {i=8, j=8} need_replication={i}>"
+    body = f"""
+      %y = stablehlo.while(%a = %x) : tensor<8x8xf32> cond {{
+        %f = stablehlo.reshape %a : (tensor<8x8xf32>) -> tensor<64xf32>
+        %l = stablehlo.slice %f [63:64] : (tensor<64xf32>) -> tensor<1xf32>
+        %s = stablehlo.reshape %l : (tensor<1xf32>) -> tensor<f32>
+        %c = stablehlo.constant dense<200.0> : tensor<f32>
+        %p = stablehlo.compare LT, %s, %c : (tensor<f32>, tensor<f32>) -> tensor<i1>
+        stablehlo.return %p : tensor<i1>
+      }} do {{
+        %b = stablehlo.add %a, %a {{sdy.sharding_rule = {rule}}} : tensor<8x8xf32>
+        stablehlo.return %b : tensor<8x8xf32>
+      }}"""
+    with pytest.warns(UserWarning, match="every device gathers the operands of nn.while"):
+        compiled = shardir.from_stablehlo(program(body))
+    np.testing.assert_array_equal(run(compiled.module, "main", [X])[0], 4 * X)

@@ -402,7 +402,8 @@ class HloImporter:
         entry = _entry_of(op)
         if entry is None or any(r.type.element not in DTYPES for r in op.results):
             return [None for _ in op.results]  # it is refused already
-        rule = op.attributes.get(RULE) if op.name != CALL else None
+        is_whole = isinstance(self.function, LoopBuilder)  # no op of a loop is split
+        rule = op.attributes.get(RULE) if op.name != CALL and not is_whole else None
         if rule is not None:
             operands = [copied(self, v, "both") for v in operands]
         last = self.function.block.last_op
