@@ -218,8 +218,12 @@ def _annotation_errors(f: Function, mesh: Mesh) -> list[tuple[Operation | None, 
     except Failure as e:
         return errors + e.errors
     for members in groups:
-        layouts = {v: l.simplified(mesh) for v in members if (l := layout_of(v)) is not None}
-        for (v, first), (w, second) in pairwise(layouts.items()):
-            if first.dims != second.dims:
-                errors.append((members[w], contradiction(members[w], (w, second), (v, first))))
+        annotated = [(v, s.simplified(mesh)) for v in members if (s := sharding_of(v)) is not None]
+        together = annotated[0][1] if annotated else None
+        for one, other in pairwise(annotated):
+            together = together and together.meet(other[1], mesh)
+            if together is None:
+                marker = members[other[0]]
+                errors.append((marker, contradiction(marker, other, one)))
+                break
     return errors
