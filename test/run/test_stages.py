@@ -337,7 +337,7 @@ HELD = """
 import json
 import weakref
 
-_alive, _most = {}, {}
+_alive, _most, _received = {}, {}, set()
 
 
 def _call(run, part, values, _call=_StepRun._call):
@@ -349,8 +349,11 @@ def _call(run, part, values, _call=_StepRun._call):
 
 def _run_in_loop(run, action, _run_in_loop=_StepRun._run_in_loop):
     part, k = action.part, action.microbatch
-    def function(*args):
-        made = part.function(*args)
+    def function(mesh, *args):
+        for name, x in zip(part.inputs, args):
+            if name in _received:
+                _alive.setdefault(name, {})[k] = weakref.ref(x)
+        made = part.function(mesh, *args)
         for name, x in zip(part.outputs, [made] if isinstance(made, Tensor) else made):
             _alive.setdefault(name, {})[k] = weakref.ref(x)
         return made
@@ -362,6 +365,7 @@ def _run_events(run, events, _run_events=_StepRun._run_events):
     for message, transfer in run.transfers.items():
         if message.target == run.rank:
             name, k = message.value
+            _received.add(name)
             _alive.setdefault(name, {})[k] = weakref.ref(transfer.x)
 
 
